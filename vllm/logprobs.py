@@ -73,7 +73,7 @@ class FlatLogprobs(Sequence[LogprobsOnePosition | None]):
     def __getitem__(self, index: int) -> LogprobsOnePosition | None: ...
     @overload
     def __getitem__(self, index: slice) -> FlatLogprobs: ...
-    def __getitem__(self, index: int | slice) -> LogprobsOnePosition | None | FlatLogprobs:
+    def __getitem__(self, index: int | slice) -> LogprobsOnePosition | FlatLogprobs | None:
         if isinstance(index, slice):
             return FlatLogprobs(self[position] for position in range(*index.indices(len(self))))
         if index < 0:

@@ -13,9 +13,9 @@ from vllm.lora.request import LoRARequest
 
 
 class RequestStateStats(msgspec.Struct, gc=False):
-    """Times and counts of one request. For n > 1: the earliest arrival, schedule and first token, the latest last token,
-    and sums over the children. `arrival_time` is seconds since the epoch, the `_ts` are of time.monotonic(), 0.0 for never.
-    """
+    """Times and counts of one request. For n > 1: the earliest arrival, schedule and first token, the latest last
+    token, and sums over the children. `arrival_time` is seconds since the epoch, the `_ts` are of time.monotonic(),
+    0.0 for never."""
 
     num_generation_tokens: int = 0
     arrival_time: float = 0.0

@@ -1,7 +1,7 @@
 """How one request is sampled.
 
-`SamplingParams` is checked when it is built and, because it is mutable, again at submission (`verify`). Every refusal is a
-`BadRequestError` (a `ValueError`) that names the field, the value and the range.
+`SamplingParams` is checked when it is built and, because it is mutable, again at submission (`verify`). Every refusal
+is a `BadRequestError` (a `ValueError`) that names the field, the value and the range.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class GuidedDecodingParams(StructuredOutputsParams, omit_defaults=True, repr_omi
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
-    """Sampling of one request. Mutable and deep-copyable; crosses process boundaries by msgpack unless it holds callables."""
+    """Sampling of one request. Mutable, deep-copyable; crosses process boundaries by msgpack unless it has callables."""
 
     n: int = 1
     """Completions to return, ≥ 1 (the engine's max_n bounds it)."""
