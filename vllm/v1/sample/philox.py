@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator of the sampler, vectorized over draws.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). A number is a pure function of
-(key, counter), so there is no state to keep: key = the child's 64-bit seed (low word, high word), counter = the 64-bit
+Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). A number is a pure function
+of (key, counter), so there is no state to keep: key = the child's 64-bit seed (low word, high word), counter = the 64-bit
 index of the token in the child's output in words 0 and 1 (low, high), words 2 and 3 zero.
 """
 
@@ -46,4 +46,5 @@ def uniforms(seeds: UInt64s, positions: Int64s) -> Float32s:
     counter = np.stack((counts & _LOW, counts >> _HALF, zero, zero), axis=-1)
     key = np.stack((seeds & _LOW, seeds >> _HALF), axis=-1)
     top = philox4x32(counter, key)[..., 0] >> np.uint32(8)
-    return top.astype(np.float32) * np.float32(2.0**-24)
+    numbers: Float32s = top.astype(np.float32) * np.float32(2.0**-24)
+    return numbers
