@@ -1,8 +1,8 @@
 """Philox4x32-10, the counter-based generator of the sampler, vectorized over draws.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). A number is a pure function
-of (key, counter), so there is no state to keep: key = the child's 64-bit seed (low word, high word), counter = the 64-bit
-index of the token in the child's output in words 0 and 1 (low, high), words 2 and 3 zero.
+of (key, counter), so there is no state to keep: key = the child's 64-bit seed (low word, high word), counter = the
+64-bit index of the token in the child's output in words 0 and 1 (low, high), words 2 and 3 zero.
 """
 
 from __future__ import annotations
