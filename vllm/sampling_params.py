@@ -161,6 +161,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     """None: only when prompt_logprobs is asked for."""
     finish_after: int | None = None
     """As soon as this many children have ended by themselves, end the others with finish_reason "abort" (ours)."""
+    bad_words_token_ids: list[list[int]] | None = None
+    """`bad_words` as token sequences, for the runner. Filled in by the processor at submission, not by users."""
 
     def __post_init__(self) -> None:
         self._check()
