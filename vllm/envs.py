@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     VLLM_CPU_NUM_THREADS: int | None
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_ENGINE_READY_TIMEOUT_S: float
+    VLLM_HOST_IP: str | None
     VLLM_LOGGING_LEVEL: str
     VLLM_USE_V1: bool
 
@@ -90,6 +91,7 @@ _VARIABLES: dict[str, Variable] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": Variable(
         _positive_float, lambda: 600.0, "Longest wait for an engine process to start."
     ),
+    "VLLM_HOST_IP": Variable(str, _none, "Address of this machine as others reach it; default: the default route's."),
     "VLLM_LOGGING_LEVEL": Variable(_level, lambda: "INFO", "DEBUG, INFO, WARNING, ERROR or CRITICAL."),
     "VLLM_USE_V1": Variable(
         _bool, lambda: True, "Accepted for old scripts; there is no other engine, so 0 is refused."

@@ -1,0 +1,1 @@
+"""Communicators by device."""

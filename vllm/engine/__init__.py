@@ -1,0 +1,1 @@
+"""Engine arguments, and the engine classes under the names that programs import."""

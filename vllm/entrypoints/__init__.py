@@ -1,0 +1,1 @@
+"""Ways into the engine: the `LLM` class, the command line, the server."""

@@ -1,0 +1,1 @@
+"""The `vllm` command: `main` finds the subcommands, which are one module each."""

@@ -1,0 +1,1 @@
+"""The names of transformers-related helpers that programs import."""
