@@ -1,0 +1,1 @@
+"""Python faces of the kernels in `csrc`: ctypes only, no torch."""
