@@ -81,6 +81,9 @@ class SchedulerOutput:
     """(source block, target block), all before the forward pass; no target is a source."""
     forks: list[Fork] = field(default_factory=list)
     dropped_keys: list[int] = field(default_factory=list)
+    finished_handles: list[int] = field(default_factory=list)
+    """Children that ended since the last step, running or not, in any way: the runner forgets what it keeps by handle
+    (the state of a child's own logits processors, which must survive a preemption and the wait for a slot)."""
     shared: list[tuple[int, int, int]] = field(default_factory=list)
     """(first row, row count, leading full blocks in common), for attention that reads a shared prefix once; rows of a set are
     consecutive."""
