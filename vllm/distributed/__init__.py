@@ -1,1 +1,1 @@
-"""Process groups. There is one process per engine so far; what stands here are the names that existing programs import."""
+"""Process groups. One process per engine so far: what stands here are names that programs import."""

@@ -1,4 +1,4 @@
-"""Tear-down of process groups, as lighteval calls it after an evaluation; trl 0.24's server imports `get_world_group`."""
+"""Tear-down of process groups, as lighteval calls it after an evaluation; trl 0.24 imports `get_world_group`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def get_ip() -> str:
     """
     if envs.VLLM_HOST_IP:
         return envs.VLLM_HOST_IP
-    # Connecting a datagram socket only looks the route up. The addresses are reserved for documentation (RFC 5737, 3849).
+    # Connecting a datagram socket only looks the route up. The addresses are reserved for examples (RFC 5737, 3849).
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""`NCCLTrainerSendWeightsArgs` and `NCCLWeightTransferEngine` are imported by trl where it sees a version below 0.28."""
+"""`NCCLTrainerSendWeightsArgs` and `NCCLWeightTransferEngine`: imported by trl where it sees a version below 0.28."""
 
 from __future__ import annotations
 
