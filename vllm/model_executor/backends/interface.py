@@ -126,6 +126,8 @@ class WeightTensor:
     dtype: str  # "float32", "float16", "bfloat16", or a GGUF type such as "Q4_K"
     read: Callable[[], Float32s]  # decoded to fp32, row-major, a fresh or read-only array
     bf16_bits: Callable[[], npt.NDArray[np.uint16]] | None = None  # a view without conversion, where there is one
+    read_rows: Callable[[int, int], Float32s] | None = None  # rows start .. stop of `read()`, decoding no others
+    raw: Callable[[], npt.NDArray[np.uint8]] | None = None  # GGUF blocks as they are, [rows, bytes]
 
 
 class Backend(Protocol):

@@ -1,0 +1,1 @@
+"""Models: what a checkpoint says, as data, and the backends that run it."""

@@ -1,0 +1,1 @@
+"""Backends: each runs every `DecoderSpec` it can on one device, behind `interface.Backend`."""

@@ -1,0 +1,1 @@
+"""Paged attention. The reference in torch stands here; other backends bring their own."""
