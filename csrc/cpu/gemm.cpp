@@ -1,0 +1,411 @@
+#include "gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace vllm {
+namespace {
+
+constexpr int64_t kInt8Block = 64;  // units widened at a time: 8 KB of bf16, stays in the first-level cache
+
+float half_value(uint16_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+  float value;
+  if (exponent == 0) {
+    value = std::ldexp(static_cast<float>(fraction), -24);
+    return sign ? -value : value;
+  }
+  const uint32_t bits = exponent == 31 ? sign | 0x7f800000u | (fraction << 13) : sign | ((exponent + 112) << 23) | (fraction << 13);
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Input i of a row as fp32.
+inline float source_value(const void* row, int64_t i, SourceType type) {
+  if (type == SourceType::kFp32) return static_cast<const float*>(row)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(row)[i];
+  return type == SourceType::kBf16 ? bf16_value(bits) : half_value(bits);
+}
+
+// 64 int8 (one unit of 32 outputs, two inputs each) to 64 bf16.
+VLLM_INLINE void widen(const int8_t* from, uint16_t* to) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  for (int part = 0; part < 4; ++part) {
+    const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
+    const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(wide)), 16);  // exact: eight bits
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 16 * part), _mm512_cvtepi32_epi16(bits));
+  }
+#else
+  for (int i = 0; i < 64; ++i) to[i] = bf16_bits(static_cast<float>(from[i]));
+#endif
+}
+
+template <class Op, int R>
+VLLM_INLINE void load_tile(F (&acc)[R][2], const float* tile) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = load(tile + r * 32);
+    acc[r][1] = load(tile + r * 32 + 16);
+  }
+}
+template <int R>
+VLLM_INLINE void clear_tile(F (&acc)[R][2]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
+}
+template <int R>
+VLLM_INLINE void store_tile(const F (&acc)[R][2], float* tile) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    store(tile + r * 32, acc[r][0]);
+    store(tile + r * 32 + 16, acc[r][1]);
+  }
+}
+
+// One panel times rows begin .. end of `a`.
+template <class Op>
+void panel_rows(const Matrix& w, const uint32_t* a, int64_t lda, int64_t begin, int64_t end, int64_t panel, const Epilogue& e) {
+  const uint32_t* weights = reinterpret_cast<const uint32_t*>(w.data + panel * w.panel_bytes());
+  const RowTiles tiles(end - begin);
+  alignas(64) float tile[kTileRows * 32];
+  const int64_t bytes = w.panel_bytes();
+  for (int64_t t = 0; t < tiles.count; ++t) {
+    const int64_t row = begin + tiles.begin(t), rows = begin + tiles.begin(t + 1) - row;
+    // The tiles of this panel share the work of fetching the next one into the second-level cache.
+    const Ahead ahead{reinterpret_cast<const char*>(weights) + bytes + bytes * t / tiles.count, 128 / tiles.count};
+    with_rows(rows, [&](auto constant) {
+      constexpr int R = decltype(constant)::value;
+      F acc[R][2];
+      clear_tile<R>(acc);
+      micro_ahead<Op, R>(a + row * lda, lda, weights, w.units, ahead, acc);
+      store_tile<R>(acc, tile);
+    });
+    e.fn(e, row, rows, panel, tile);
+  }
+}
+
+// The same for int8: blocks of units are widened once for all rows; sums wait in `tile` between the blocks.
+void panel_rows_int8(const Matrix& w, const uint32_t* a, int64_t lda, int64_t begin, int64_t end, int64_t panel,
+                     const Epilogue& e) {
+  const int8_t* weights = reinterpret_cast<const int8_t*>(w.data + panel * w.panel_bytes());
+  constexpr int64_t kRows = 96;
+  alignas(64) float sums[kRows * 32];
+  alignas(64) uint32_t wide[kInt8Block * 32];
+  for (int64_t chunk = begin; chunk < end; chunk += kRows) {
+    const int64_t count = std::min(kRows, end - chunk);
+    const RowTiles tiles(count);
+    for (int64_t unit = 0; unit < w.units; unit += kInt8Block) {
+      const int64_t units = std::min(kInt8Block, w.units - unit);
+      for (int64_t u = 0; u < units; ++u) {
+        __builtin_prefetch(weights + (unit + u) * 64 + 2048, 0, 2);
+        widen(weights + (unit + u) * 64, reinterpret_cast<uint16_t*>(wide + u * 32));
+      }
+      for (int64_t t = 0; t < tiles.count; ++t) {
+        const int64_t row = tiles.begin(t), rows = tiles.begin(t + 1) - row;
+        with_rows(rows, [&](auto constant) {
+          constexpr int R = decltype(constant)::value;
+          F acc[R][2];
+          if (unit == 0)
+            clear_tile<R>(acc);
+          else
+            load_tile<Bf16, R>(acc, sums + row * 32);
+          micro<Bf16, R>(a + (chunk + row) * lda + unit, lda, wide, wide + 16, 32, units, acc);
+          store_tile<R>(acc, sums + row * 32);
+        });
+      }
+    }
+    for (int64_t t = 0; t < tiles.count; ++t)
+      e.fn(e, chunk + tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), panel, sums + tiles.begin(t) * 32);
+  }
+}
+
+VLLM_INLINE void finish(const Epilogue& e, int64_t column, F& x, F& y) {
+  if (e.scales != nullptr) {
+    x = x * load(e.scales + column);
+    y = y * load(e.scales + column + 16);
+  }
+  if (e.bias != nullptr) {
+    x = x + load(e.bias + column);
+    y = y + load(e.bias + column + 16);
+  }
+}
+
+// Calls body(row, sums 0..15, sums 16..31) for each row of a tile, scaled and biased.
+template <class Body>
+VLLM_INLINE void each_row(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile, Body&& body) {
+  for (int64_t r = 0; r < rows; ++r) {
+    F x = load(tile + r * 32), y = load(tile + r * 32 + 16);
+    finish(e, panel * 32, x, y);
+    body(row + r, x, y);
+  }
+}
+
+VLLM_INLINE F activate(int kind, F x) {
+  if (kind == 0) return silu(x);
+  if (kind == 1) return gelu_tanh(x);
+  return gelu(x);
+}
+
+}  // namespace
+
+Matrix Matrix::describe(WeightKind kind, int64_t n, int64_t k, bool interleaved) {
+  Matrix m;
+  m.kind = kind;
+  m.n = n;
+  m.k = k;
+  m.units = kind == WeightKind::kFp32 ? k : ceil_div(k, 2);
+  m.panels = interleaved ? ceil_div(n / 2, 16) : ceil_div(n, kPanel);
+  m.interleaved = interleaved;
+  return m;
+}
+
+void pack(Matrix& m, int64_t first, int64_t count, const void* source, SourceType type) {
+  require(first >= 0 && count >= 0 && first + count <= m.n, "pack: outputs outside the matrix");
+  const int64_t element = type == SourceType::kFp32 ? 4 : 2;
+  const char* rows = static_cast<const char*>(source);
+  constexpr int64_t kGroup = 16;  // outputs packed together: they are neighbours in a panel, so each line is written once or twice
+  const int64_t groups = ceil_div(count, kGroup);
+  parallel_for(static_cast<int>(groups), [&](int group, int) {
+    const int64_t begin = group * kGroup, end = std::min(count, begin + kGroup);
+    if (m.kind == WeightKind::kInt8) {
+      for (int64_t i = begin; i < end; ++i) {
+        const void* row = rows + i * m.k * element;
+        float biggest = 0.0f;
+        for (int64_t j = 0; j < m.k; ++j) biggest = std::max(biggest, std::fabs(source_value(row, j, type)));
+        const float scale = biggest > 0.0f ? biggest / 127.0f : 1.0f;
+        const int64_t column = m.column(first + i);
+        m.scales[column] = scale;
+        int8_t* out = reinterpret_cast<int8_t*>(m.data + (column / 32) * m.panel_bytes() + (column % 32) * 2);
+        for (int64_t j = 0; j < 2 * m.units; ++j) {
+          const float x = j < m.k ? source_value(row, j, type) / scale : 0.0f;
+          out[(j / 2) * 64 + (j & 1)] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, std::nearbyint(x))));
+        }
+      }
+      return;
+    }
+    uint32_t* columns[kGroup];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t column = m.column(first + i);
+      columns[i - begin] = reinterpret_cast<uint32_t*>(m.data + (column / 32) * m.panel_bytes()) + column % 32;
+    }
+    constexpr int64_t kSpan = 64;  // units at a time, so that the lines written stay in the first-level cache
+    alignas(64) float wide[2 * kSpan];
+    alignas(64) uint16_t narrow[2 * kSpan];
+    for (int64_t unit = 0; unit < m.units; unit += kSpan) {
+      const int64_t units = std::min(kSpan, m.units - unit);
+      for (int64_t i = begin; i < end; ++i) {
+        const char* row = rows + i * m.k * element;
+        uint32_t* out = columns[i - begin] + unit * 32;
+        if (m.kind == WeightKind::kFp32) {
+          for (int64_t u = 0; u < units; ++u) {
+            const float x = source_value(row, unit + u, type);
+            std::memcpy(out + u * 32, &x, 4);
+          }
+          continue;
+        }
+        const int64_t start = 2 * unit, length = std::min(2 * units, m.k - start);
+        if (type == SourceType::kBf16) {
+          std::memcpy(narrow, row + start * 2, length * 2);
+        } else {
+          if (type == SourceType::kFp32)
+            std::memcpy(wide, row + start * 4, length * 4);
+          else
+            for (int64_t j = 0; j < length; ++j) wide[j] = source_value(row, start + j, type);
+          for (int64_t j = 0; j < length; j += 16) store_bf16(narrow + j, load(wide + j));
+        }
+        if (length < 2 * units) narrow[length] = 0;
+        const uint32_t* pairs = reinterpret_cast<const uint32_t*>(narrow);
+        for (int64_t u = 0; u < units; ++u) out[u * 32] = pairs[u];
+      }
+    }
+  });
+}
+
+void unpack_row(const Matrix& m, int64_t output, float scale, float* out) {
+  const int64_t column = m.column(output);
+  const uint8_t* panel = m.data + (column / 32) * m.panel_bytes();
+  if (m.kind == WeightKind::kFp32) {
+    const float* w = reinterpret_cast<const float*>(panel) + column % 32;
+    for (int64_t j = 0; j < m.k; ++j) out[j] = w[j * 32] * scale;
+  } else if (m.kind == WeightKind::kBf16) {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(panel) + (column % 32) * 2;
+    for (int64_t j = 0; j < m.k; ++j) out[j] = bf16_value(w[(j / 2) * 64 + (j & 1)]) * scale;
+  } else {
+    const int8_t* w = reinterpret_cast<const int8_t*>(panel) + (column % 32) * 2;
+    const float factor = m.scales[column];
+    for (int64_t j = 0; j < m.k; ++j) out[j] = static_cast<float>(w[(j / 2) * 64 + (j & 1)]) * factor * scale;
+  }
+}
+
+void multiply(const Matrix& w, const uint32_t* a, int64_t lda, int64_t m, Epilogue e) {
+  if (m <= 0) return;
+  e.n = w.n;
+  e.scales = w.kind == WeightKind::kInt8 ? w.scales : nullptr;
+  // Rows in chunks whose activations stay in the second-level cache beside a panel; panels in groups of about 64 KB.
+  const int64_t row_bytes = w.units * 4;
+  const int64_t chunk_limit = std::max<int64_t>(4 * kTileRows, std::min<int64_t>(384, (size_t{384} << 10) / row_bytes));
+  const int64_t chunks = ceil_div(m, chunk_limit);
+  const int64_t group = std::max<int64_t>(1, std::min<int64_t>(m <= kTileRows ? (64 << 10) / w.panel_bytes() : 1,
+                                                              w.panels / (4 * session_threads())));
+  const int64_t groups = ceil_div(w.panels, group);
+  parallel_for(static_cast<int>(chunks * groups), [&](int task, int) {
+    const int64_t chunk = task / groups, first = (task % groups) * group, last = std::min(w.panels, first + group);
+    const int64_t begin = m * chunk / chunks, end = m * (chunk + 1) / chunks;
+    for (int64_t panel = first; panel < last; ++panel) {
+      if (w.kind == WeightKind::kBf16)
+        panel_rows<Bf16>(w, a, lda, begin, end, panel, e);
+      else if (w.kind == WeightKind::kFp32)
+        panel_rows<Fp32>(w, a, lda, begin, end, panel, e);
+      else
+        panel_rows_int8(w, a, lda, begin, end, panel, e);
+    }
+  });
+}
+
+void store_sums(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+  float* out = static_cast<float*>(e.out);
+  const int64_t column = panel * 32, count = std::min<int64_t>(32, e.n - column);
+  each_row(e, row, rows, panel, tile, [&](int64_t r, F x, F y) {
+    float* to = out + r * e.stride + column;
+    if (count == 32) {
+      store(to, x);
+      store(to + 16, y);
+    } else {
+      store_some(to, x, static_cast<int>(std::min<int64_t>(16, count)));
+      if (count > 16) store_some(to + 16, y, static_cast<int>(count - 16));
+    }
+  });
+}
+
+void add_sums(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+  float* out = static_cast<float*>(e.out);
+  const int64_t column = panel * 32, count = std::min<int64_t>(32, e.n - column);
+  each_row(e, row, rows, panel, tile, [&](int64_t r, F x, F y) {
+    float* to = out + r * e.stride + column;
+    if (count == 32) {
+      store(to, load(to) + x);
+      store(to + 16, load(to + 16) + y);
+    } else {
+      const int low = static_cast<int>(std::min<int64_t>(16, count)), high = static_cast<int>(count - 16);
+      store_some(to, load_some(to, low) + x, low);
+      if (high > 0) store_some(to + 16, load_some(to + 16, high) + y, high);
+    }
+  });
+}
+
+void store_logits(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+  float* out = static_cast<float*>(e.out);
+  const int64_t column = panel * 32, count = std::min<int64_t>(32, e.n - column);
+  const auto shape = [&](F x) {
+    if (e.scale != 1.0f) x = x * set1(e.scale);
+    if (e.softcap > 0.0f) x = tanh(x / set1(e.softcap)) * set1(e.softcap);
+    return x;
+  };
+  each_row(e, row, rows, panel, tile, [&](int64_t r, F x, F y) {
+    float* to = out + r * e.stride + column;
+    x = shape(x);
+    y = shape(y);
+    if (count == 32) {
+      store(to, x);
+      store(to + 16, y);
+    } else {
+      store_some(to, x, static_cast<int>(std::min<int64_t>(16, count)));
+      if (count > 16) store_some(to + 16, y, static_cast<int>(count - 16));
+    }
+  });
+}
+
+// A panel holds 16 gates and their 16 ups. Rows of `out` are padded to whole vectors, so nothing is cut.
+void store_gated_fp32(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+  float* out = static_cast<float*>(e.out);
+  each_row(e, row, rows, panel, tile,
+           [&](int64_t r, F gate, F up) { store(out + r * e.stride + panel * 16, activate(e.activation, gate) * up); });
+}
+void store_gated_bf16(const Epilogue& e, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+  uint16_t* out = static_cast<uint16_t*>(e.out);
+  each_row(e, row, rows, panel, tile,
+           [&](int64_t r, F gate, F up) { store_bf16(out + r * e.stride + panel * 16, activate(e.activation, gate) * up); });
+}
+
+}  // namespace vllm
+
+// ------------------------------------------------------------------------------------------------ C face, for tests and speed
+
+namespace {
+struct Handle {
+  vllm::Matrix matrix;
+  vllm::Buffer data, scales, rows;
+};
+}  // namespace
+
+VLLM_EXPORT void* vllm_matrix_create(int kind, int64_t n, int64_t k, int interleaved) {
+  try {
+    vllm::require(n > 0 && k > 0 && kind >= 0 && kind <= 2, "matrix: bad shape or kind");
+    auto handle = std::make_unique<Handle>();
+    handle->matrix = vllm::Matrix::describe(static_cast<vllm::WeightKind>(kind), n, k, interleaved != 0);
+    handle->data = vllm::Buffer(handle->matrix.bytes() + 4096);
+    handle->scales = vllm::Buffer(handle->matrix.panels * 32 * sizeof(float));
+    handle->matrix.data = handle->data.as<uint8_t>();
+    handle->matrix.scales = handle->scales.as<float>();
+    return handle.release();
+  } catch (const std::exception& error) {
+    vllm::last_error() = error.what();
+    return nullptr;
+  }
+}
+VLLM_EXPORT void vllm_matrix_free(void* handle) { delete static_cast<Handle*>(handle); }
+
+VLLM_EXPORT int vllm_matrix_pack(void* handle, int64_t first, int64_t count, const void* source, int type, int threads) {
+  return vllm::guarded([&] {
+    vllm::Session session(threads);
+    vllm::pack(static_cast<Handle*>(handle)->matrix, first, count, source, static_cast<vllm::SourceType>(type));
+  });
+}
+VLLM_EXPORT int vllm_matrix_row(void* handle, int64_t output, float* out) {
+  return vllm::guarded([&] {
+    const auto& m = static_cast<Handle*>(handle)->matrix;
+    vllm::require(output >= 0 && output < m.n, "matrix: no such output");
+    vllm::unpack_row(m, output, 1.0f, out);
+  });
+}
+// activation < 0: out [m, n]. Otherwise out [m, n / 2] = act(gate) * up.
+VLLM_EXPORT int vllm_matrix_multiply(void* handle, const float* a, int64_t m, float* out, const float* bias, int activation,
+                                     int threads, int repeat) {
+  return vllm::guarded([&] {
+    auto& h = *static_cast<Handle*>(handle);
+    const auto& w = h.matrix;
+    vllm::require(m >= 0, "multiply: negative row count");
+    vllm::require((activation >= 0) == w.interleaved, "multiply: an activation needs an interleaved matrix");
+    vllm::Session session(threads);
+    const int64_t lda = vllm::round_up(w.units, 16);
+    h.rows.reserve(m * lda * 4);
+    std::memset(h.rows.data(), 0, m * lda * 4);
+    for (int64_t r = 0; r < m; ++r)
+      for (int64_t j = 0; j < w.k; ++j) {
+        if (w.kind == vllm::WeightKind::kFp32)
+          h.rows.as<float>()[r * lda + j] = a[r * w.k + j];
+        else
+          h.rows.as<uint16_t>()[r * lda * 2 + j] = vllm::bf16_bits(a[r * w.k + j]);
+      }
+    std::vector<float> columns(bias != nullptr ? w.panels * 32 : 0);
+    for (int64_t i = 0; bias != nullptr && i < w.n; ++i) columns[w.column(i)] = bias[i];
+    vllm::Epilogue e;
+    e.bias = bias != nullptr ? columns.data() : nullptr;
+    e.activation = activation;
+    std::vector<float> gated;
+    if (activation >= 0) {
+      e.fn = vllm::store_gated_fp32;
+      e.stride = w.panels * 16;
+      gated.resize(m * e.stride);
+      e.out = gated.data();
+    } else {
+      e.fn = vllm::store_sums;
+      e.out = out;
+      e.stride = w.n;
+    }
+    for (int i = 0; i < repeat; ++i) vllm::multiply(w, h.rows.as<uint32_t>(), lda, m, e);
+    if (activation >= 0)
+      for (int64_t r = 0; r < m; ++r) std::memcpy(out + r * (w.n / 2), gated.data() + r * e.stride, w.n / 2 * sizeof(float));
+  });
+}
