@@ -169,13 +169,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         if self.output_kind is RequestOutputKind.DELTA:
             self._refuse_streamed_best_of()
 
-    def verify(self) -> None:
-        """Check everything again, as it stands at submission (after `output_kind` has been set).
+    def verify(self, kind: RequestOutputKind | None = None) -> None:
+        """Check everything again, as it stands at submission, for outputs of `kind` (None: of `output_kind`).
 
         Raises BadRequestError like the constructor, and for `best_of` with any kind but FINAL_ONLY.
         """
         self._check()
-        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+        if (self.output_kind if kind is None else kind) is not RequestOutputKind.FINAL_ONLY:
             self._refuse_streamed_best_of()
 
     def clone(self) -> SamplingParams:
