@@ -1,0 +1,1 @@
+"""The engine: front end (processor, fan-out, output processor) and core, with the clients that join them."""
