@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     VLLM_CONFIGURE_LOGGING: bool
     VLLM_CPU_ISA: str | None
     VLLM_CPU_KVCACHE_SPACE: float | None
+    VLLM_CPU_LIBRARY_DIR: str | None
     VLLM_CPU_NUM_THREADS: int | None
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_ENGINE_READY_TIMEOUT_S: float
@@ -81,9 +82,10 @@ _VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_CONFIGURE_LOGGING": Variable(_bool, lambda: True, "0 leaves the logging set-up to the program."),
     "VLLM_CPU_ISA": Variable(
-        _isa, _none, "Force one variant of the CPU kernels: avx512_bf16, avx512, avx2 or generic."
+        _isa, _none, "Force one variant of the CPU kernels: avx512bf16, avx512, avx2 or generic."
     ),
     "VLLM_CPU_KVCACHE_SPACE": Variable(_positive_float, _none, "Upper bound of the KV cache on a CPU, in GiB."),
+    "VLLM_CPU_LIBRARY_DIR": Variable(str, _none, "Folder of the CPU kernels, in place of the package's own."),
     "VLLM_CPU_NUM_THREADS": Variable(_positive_int, _none, "Threads of the CPU backends; default: the usable cores."),
     "VLLM_ENABLE_V1_MULTIPROCESSING": Variable(
         _bool, lambda: False, "1 runs the engine core in a process of its own, 0 in the caller's."
