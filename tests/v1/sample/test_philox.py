@@ -38,7 +38,8 @@ def test_numbers_lie_in_the_unit_interval_and_depend_on_both() -> None:
     u = uniforms(np.arange(4096, dtype=np.uint64), np.zeros(4096, np.int64))
     v = uniforms(np.zeros(4096, np.uint64), np.arange(4096))
     for numbers in (u, v):
-        assert 0 <= numbers.min() and numbers.max() < 1
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
         assert len(np.unique(numbers)) > 4080
         assert abs(float(numbers.mean()) - 0.5) < 0.02
         counts = np.histogram(numbers, bins=16, range=(0, 1))[0]

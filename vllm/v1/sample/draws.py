@@ -160,7 +160,9 @@ class Draws:
         for start, part in zip(starts, parts, strict=False):
             edits += [Edit(start + e.draw, e.settings, e.output_ids, e.processor) for e in part.edits]
         columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
-        return cls(*columns, edits=edits)
+        joined = cls(*columns)
+        joined.edits = edits
+        return joined
 
     def batches(self, vocab_size: int, mode: LogprobsMode) -> Iterator[SamplingBatch]:
         """The draws for the backend: one batch, or several when many draws edit logits."""
