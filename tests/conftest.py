@@ -1,0 +1,55 @@
+"""Set-up shared by all tests: no network, one thread per process, a cache of their own, and the bundled models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports numpy, torch or transformers, which read these once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(__file__).resolve().parent.parent / ".cache" / "tests"))
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+# No deadlines: a busy machine must not fail a test. CI draws the same examples each time; a developer's runs explore.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("local"), derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct."""
+    from vllm.model_executor.loader import resolve_model
+
+    return resolve_model("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The GGUF file of Gemma 3 270M."""
+    from vllm.model_executor.loader import resolve_model
+
+    return resolve_model("gemma3-270m")
+
+
+@pytest.fixture
+def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `warn_once` has said before counts as unsaid within the test."""
+    from vllm import logger
+
+    monkeypatch.setattr(logger, "_said", set())
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """`caplog` that also sees the project's own loggers, which do not propagate to the root."""
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    yield caplog
