@@ -370,8 +370,8 @@ def _runs(batch: SamplingBatch) -> list[tuple[int, int, bool]]:
     return [(first, stop, bool(edited[first])) for first, stop in zip(starts, [*starts[1:], batch.size], strict=True)]
 
 
-def _edit(raw: Float32s, batch: SamplingBatch, draw: int) -> Float32s:
-    """Step 0 on a copy."""
+def edit_and_process(raw: Float32s, batch: SamplingBatch, draw: int) -> Float32s:
+    """Step 0 up to the logits processor, on a copy. Raises DrawError when the processor fails."""
     logits = raw.copy()
     if batch.allowed is not None:
         bits = np.unpackbits(np.ascontiguousarray(batch.allowed[draw]).view(np.uint8), bitorder="little")
@@ -383,8 +383,12 @@ def _edit(raw: Float32s, batch: SamplingBatch, draw: int) -> Float32s:
         first, stop = batch.bias.offsets[draw], batch.bias.offsets[draw + 1]
         np.add.at(logits, batch.bias.token_ids[first:stop], batch.bias.values[first:stop])
     processor = batch.processors.get(draw)
-    if processor is not None:
-        logits = _process(processor, logits)
+    return logits if processor is None else _process(processor, logits)
+
+
+def _edit(raw: Float32s, batch: SamplingBatch, draw: int) -> Float32s:
+    """Step 0 on a copy."""
+    logits = edit_and_process(raw, batch, draw)
     if batch.penalties is not None:
         repetition, frequency, presence = batch.penalties[draw]
         output, counts = np.unique(_ids(batch.output_tokens, draw), return_counts=True)
