@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm.config import VllmConfig
+from vllm.exceptions import UnsupportedError
 from vllm.model_executor.backends.interface import ForwardBatch, Int32s, Int64s
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.draws import Draws, DrawSettings, Edit
@@ -75,7 +76,7 @@ class InputBatch:
 
     def _enter(self, sequence: NewSequence) -> None:
         if sequence.lora_request is not None:
-            raise NotImplementedError("LoRA adapters (lora_request) are not built yet")
+            raise UnsupportedError("LoRA adapters (lora_request) are not built yet")
         slot = sequence.slot
         prompt, output = sequence.prompt_token_ids, sequence.output_token_ids
         length = len(prompt)

@@ -12,6 +12,7 @@ from vllm.v1.sample.columns import concatenate, empty_columns
 from vllm.v1.sample.draws import Draws
 from vllm.v1.step import RunnerOutput, SchedulerOutput
 from vllm.v1.worker.input_batch import InputBatch
+from vllm.v1.worker.served_model import ServedModel
 
 
 class ModelRunner:
@@ -22,6 +23,8 @@ class ModelRunner:
     ) -> None:
         self.backend = backend
         self.batch = InputBatch(config, vocab_size, eos_token_ids)
+        self.model: ServedModel | None = None
+        """The weights as clients see them, set by the worker."""
         self._mode = config.model.logprobs_mode
         self._kept: dict[int, Hidden] = {}
 
@@ -59,6 +62,10 @@ class ModelRunner:
             handles = np.concatenate((handles, np.array(members, np.int64)))
         errors = {int(handles[draw]): text for draw, text in sampled.errors.items()}
         return RunnerOutput(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, errors)
+
+    def forget(self) -> None:
+        """Drop the kept rows: the cache is about to go (while no request is unfinished)."""
+        self._kept.clear()
 
     def _sample(self, draws: list[tuple[Hidden, Draws]]) -> Sampled:
         """All draws in order; neighbours from the same hidden rows in one call."""

@@ -1,0 +1,1 @@
+"""Executors: how many workers run a step, and where."""
