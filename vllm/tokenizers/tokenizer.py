@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.exceptions import BadRequestError
+from vllm.exceptions import BadRequestError, PromptTooLongError
 from vllm.tokenizers.byte_table import ByteTable, join
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Tokenizer:
                 f"the text is not valid Unicode: a lone surrogate at character {error.start}", "prompt"
             ) from None
         if max_tokens is not None and self._bytes_per_token is not None and size > max_tokens * self._bytes_per_token:
-            raise BadRequestError(
+            raise PromptTooLongError(
                 f"the text has {size} bytes, which is at least {size // self._bytes_per_token} tokens; "
                 f"at most {max_tokens} fit",
                 "prompt",
