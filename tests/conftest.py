@@ -51,5 +51,8 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> It
     """`caplog` that also sees the project's own loggers, which do not propagate to the root."""
     import logging
 
+    from vllm.logger import init_logger
+
+    init_logger("vllm")  # sets `propagate`, once
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     yield caplog

@@ -1,4 +1,4 @@
-"""The direction of imports (docs/architecture.md, "Layers"), read from the source, and what stays unloaded."""
+"""Imports point one way (docs/architecture.md), there are no circles, and the front end and the core know no torch."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "vllm"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "vllm").rglob("*.py"))
+}
 
-# A layer may import from itself, from the layers named beside it, and from plain data.
-ALLOWED = {
-    "vllm.kernels": set(),
-    "vllm.v1.sample": {"vllm.model_executor.backends.interface", "vllm.kernels"},
-    "vllm.v1.attention": {"vllm.model_executor.backends.interface", "vllm.model_executor.spec", "vllm.kernels"},
-    "vllm.model_executor": {"vllm.kernels", "vllm.v1.attention", "vllm.v1.sample"},
-    "vllm.v1.worker": {"vllm.model_executor", "vllm.v1.sample"},
-    "vllm.v1.executor": {"vllm.v1.worker", "vllm.model_executor"},
-    "vllm.v1.core": {"vllm.model_executor.backends.interface"},
+# A package may import what stands in its own row, the plain modules, and the rows that its entry names.
+LAYERS = {
+    "vllm.entrypoints": {"vllm.v1.engine", "vllm.v1.metrics", "vllm.engine", "vllm.tokenizers", "vllm.kernels"},
+    "vllm.engine": {"vllm.v1.engine", "vllm.model_executor.loader"},
     "vllm.v1.engine": {
         "vllm.v1.core",
         "vllm.v1.executor",
         "vllm.v1.metrics",
         "vllm.tokenizers",
         "vllm.engine.arg_utils",
+        "vllm.entrypoints.chat_utils",
+        "vllm.model_executor.loader",
     },
+    "vllm.v1.core": set(),
+    "vllm.v1.executor": {"vllm.v1.worker", "vllm.model_executor"},
+    "vllm.v1.worker": {"vllm.v1.sample", "vllm.model_executor"},
+    "vllm.v1.sample": set(),
+    "vllm.v1.attention": {"vllm.model_executor"},
+    "vllm.v1.metrics": set(),
+    "vllm.model_executor": {"vllm.kernels", "vllm.v1.sample", "vllm.v1.attention"},
+    "vllm.kernels": {"vllm.model_executor.spec", "vllm.v1.sample"},
+    "vllm.tokenizers": {"vllm.model_executor.loader"},
 }
-PLAIN_DATA = {
+PLAIN = {
     "vllm.config",
     "vllm.envs",
     "vllm.exceptions",
     "vllm.inputs",
     "vllm.logger",
     "vllm.logprobs",
-    "vllm.lora",
+    "vllm.lora.request",
+    "vllm.model_executor.backends.interface",
     "vllm.outputs",
     "vllm.sampling_params",
     "vllm.utils",
@@ -44,76 +54,91 @@ PLAIN_DATA = {
     "vllm.v1.step",
     "vllm.version",
 }
-HEAVY = ("torch", "transformers", "fastapi", "triton")
-WITHOUT_TORCH = ["vllm.v1.core", "vllm.v1.engine", "vllm.v1.worker", "vllm.v1.sample", "vllm.v1.executor"]
+TORCH = ("vllm.model_executor.backends.torch_", "vllm.model_executor.torch_", "vllm.v1.attention.")
+"""Modules whose names begin so are the torch backend."""
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def within(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-def within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
+def imports(path: Path, *, top_level_only: bool) -> set[str]:
+    """Modules that a file imports, leaving out what stands under TYPE_CHECKING (and in functions, if asked)."""
+    found: set[str] = set()
 
-
-def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """Every `vllm…` or torch import of a file, with whether it stands under `if TYPE_CHECKING`."""
-    found: list[tuple[str, bool]] = []
-
-    def visit(node: ast.AST, typing_only: bool) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            typing_only = True
-        if isinstance(node, ast.Import):
-            found.extend((alias.name, typing_only) for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            submodules = [alias.name for alias in node.names if is_module(f"{node.module}.{alias.name}")]
-            found.extend((f"{node.module}.{name}", typing_only) for name in submodules)
-            if len(submodules) < len(node.names):
-                found.append((node.module, typing_only))
+    def visit(node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
-            visit(child, typing_only)
+            if isinstance(child, ast.Import):
+                found.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                for alias in child.names:
+                    name = f"{child.module}.{alias.name}"
+                    found.add(name if name in MODULES else str(child.module))
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                for other in child.orelse:
+                    visit(other)
+            elif not (top_level_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))):
+                visit(child)
 
-    visit(ast.parse(path.read_text()), False)
+    visit(ast.parse(path.read_text()))
     return found
 
 
-def is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
+@pytest.mark.parametrize("module", list(MODULES))
+def test_imports_point_one_way(module: str) -> None:
+    rows = [layer for layer in LAYERS if within(module, {layer})]
+    wanted = imports(MODULES[module], top_level_only=False)
+    ours = {name for name in wanted if within(name, {"vllm"})}
+    if within(module, PLAIN):
+        wrong = {name for name in ours if not within(name, PLAIN)}
+    elif rows:
+        row = max(rows, key=len)
+        allowed = {row} | PLAIN | LAYERS[row]
+        wrong = {name for name in ours if name != "vllm" and not within(name, allowed)}
+    else:  # the package's own __init__, and the paths that exist for programs
+        return
+    assert not wrong, f"{module} must not import {sorted(wrong)}"
 
 
-def layer_of(name: str) -> str | None:
-    return next((layer for layer in ALLOWED if within(name, layer)), None)
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith(TORCH)])
+def test_no_torch_at_import(module: str) -> None:
+    heavy = {"torch", "transformers", "triton"}
+    assert not {name for name in imports(MODULES[module], top_level_only=True) if within(name, heavy)}
 
 
-LAYERED = sorted(path for path in PACKAGE.rglob("*.py") if layer_of(module_name(path)))
+def test_the_light_layers_import_without_torch() -> None:
+    """All of them, in one new interpreter in which importing torch or transformers fails."""
+    names = [name for name in MODULES if not name.startswith(TORCH)]
+    code = f"""
+import importlib, sys
+for name in ("torch", "transformers", "triton", "safetensors"):
+    sys.modules[name] = None
+for name in {names!r}:
+    importlib.import_module(name)
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.strip() == "done", done.stderr
 
 
-@pytest.mark.parametrize("path", LAYERED, ids=module_name)
-def test_imports_point_one_way(path: Path) -> None:
-    layer = layer_of(module_name(path))
-    assert layer is not None
-    allowed = {layer, *ALLOWED[layer], *PLAIN_DATA}
-    wrong = [
-        name
-        for name, _ in imports_of(path)
-        if within(name, "vllm") and name != "vllm" and not any(within(name, package) for package in allowed)
-    ]
-    assert not wrong, f"{module_name(path)} may not import {wrong}"
+def test_no_circles() -> None:
+    graph = {module: imports(path, top_level_only=True) & MODULES.keys() for module, path in MODULES.items()}
+    done: set[str] = set()
+
+    def walk(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join([*way[way.index(module) :], module])
+        if module not in done:
+            for target in sorted(graph[module]):
+                walk(target, (*way, module))
+            done.add(module)
+
+    for module in graph:
+        walk(module, ())
 
 
-@pytest.mark.parametrize("package", WITHOUT_TORCH)
-def test_no_module_of_the_package_imports_torch(package: str) -> None:
-    for path in LAYERED:
-        if within(module_name(path), package):
-            names = [name for name, typing_only in imports_of(path) if not typing_only]
-            assert not [name for name in names if within(name, "torch") or within(name, "transformers")], path
-
-
-@pytest.mark.parametrize(
-    "statement", ["import vllm", "from vllm import SamplingParams", "import vllm.v1.engine.async_llm"]
-)
-def test_heavy_libraries_stay_unloaded(statement: str) -> None:
-    code = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+def test_every_folder_says_what_lives_there() -> None:
+    for path in (ROOT / "vllm").rglob("*.py"):
+        init = path.parent / "__init__.py"
+        assert init.is_file(), f"{path.parent} has no __init__.py"
+        assert ast.get_docstring(ast.parse(init.read_text())), f"{init} has no docstring"
