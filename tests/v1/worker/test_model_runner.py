@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_fakes import EOS, VOCAB, Child, Driver, FakeBackend, config, context_logits, fork_of
 
+from tests.v1.worker.runner_fakes import EOS, VOCAB, Child, Driver, FakeBackend, config, context_logits, fork_of
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.philox import uniforms
