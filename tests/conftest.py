@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports numpy, torch or transformers, which read these once.
@@ -13,12 +12,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(__file__).resolve().parent.parent / ".cache" / "tests"))
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
+import hypothesis
+import pytest
 
 # No deadlines: a busy machine must not fail a test. CI draws the same examples each time; a developer's runs explore.
 hypothesis.settings.register_profile("local", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("local"), derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "ci", parent=hypothesis.settings.get_profile("local"), derandomize=True, database=None
+)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
@@ -47,7 +48,7 @@ def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """`caplog` that also sees the project's own loggers, which do not propagate to the root."""
     import logging
 
@@ -55,4 +56,4 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> It
 
     init_logger("vllm")  # sets `propagate`, once
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    yield caplog
+    return caplog

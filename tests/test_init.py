@@ -11,8 +11,8 @@ import pytest
 
 import vllm
 
-PUBLIC = """LLM SamplingParams RequestOutput CompletionOutput TokensPrompt TextPrompt EngineArgs AsyncEngineArgs LLMEngine
-AsyncLLMEngine __version__""".split()
+PUBLIC = """LLM SamplingParams RequestOutput CompletionOutput TokensPrompt TextPrompt EngineArgs AsyncEngineArgs
+LLMEngine AsyncLLMEngine __version__""".split()
 
 PATHS = """vllm.sampling_params:SamplingParams,RequestOutputKind,StructuredOutputsParams,GuidedDecodingParams
 vllm.inputs:TextPrompt,TokensPrompt
@@ -66,7 +66,7 @@ def test_import_loads_next_to_nothing() -> None:
 
 
 def test_the_engine_arguments_and_parameters_load_no_torch() -> None:
-    code = "import sys; from vllm import EngineArgs, SamplingParams, RequestOutput, LLM; EngineArgs(); print('torch' in sys.modules)"
+    code = "import sys; from vllm import EngineArgs, SamplingParams, LLM; EngineArgs(); print('torch' in sys.modules)"
     assert fresh(code) == "False"
 
 

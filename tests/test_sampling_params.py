@@ -19,9 +19,10 @@ from vllm.exceptions import BadRequestError, VLLMError
 from vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 FIELDS = """n best_of presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop
-stop_token_ids bad_words include_stop_str_in_output ignore_eos max_tokens min_tokens logprobs prompt_logprobs flat_logprobs
-detokenize skip_special_tokens spaces_between_special_tokens logits_processors truncate_prompt_tokens output_kind
-structured_outputs guided_decoding logit_bias allowed_token_ids extra_args skip_reading_prefix_cache finish_after""".split()
+stop_token_ids bad_words include_stop_str_in_output ignore_eos max_tokens min_tokens logprobs
+prompt_logprobs flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens
+logits_processors truncate_prompt_tokens output_kind structured_outputs guided_decoding logit_bias
+allowed_token_ids extra_args skip_reading_prefix_cache finish_after""".split()
 
 
 def refused(name: str, **kwargs: object) -> str:
@@ -247,7 +248,17 @@ def test_logit_bias() -> None:
     params = SamplingParams(logit_bias={5: 1, np.int64(6): -100.0})
     assert params.logit_bias == {5: 1.0, 6: -100.0}
     assert all(type(key) is int and type(value) is float for key, value in params.logit_bias.items())
-    for value in ({"5": 1.0}, {5: math.nan}, {5: math.inf}, {5: 100.1}, {5: "1"}, {-1: 1.0}, {True: 1.0}, [5], {5: True}):
+    for value in (
+        {"5": 1.0},
+        {5: math.nan},
+        {5: math.inf},
+        {5: 100.1},
+        {5: "1"},
+        {-1: 1.0},
+        {True: 1.0},
+        [5],
+        {5: True},
+    ):
         refused("logit_bias", logit_bias=value)
 
 
@@ -353,7 +364,9 @@ def test_a_message_from_elsewhere_is_checked_too() -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode({"n": 0}), type=SamplingParams)
 
 
-@pytest.mark.parametrize("copier", [copy.deepcopy, SamplingParams.clone, lambda params: pickle.loads(pickle.dumps(params))])
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, SamplingParams.clone, lambda params: pickle.loads(pickle.dumps(params))]
+)
 def test_copies_share_no_container(copier) -> None:  # type: ignore[no-untyped-def]
     original = everything()
     twin = copier(original)

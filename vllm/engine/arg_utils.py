@@ -247,10 +247,8 @@ class EngineArgs:
 
     def _check(self) -> None:
         self.dtype = cast(Any, str(self.dtype).removeprefix("torch."))  # programs pass torch.bfloat16 itself
-        for name in ("model", "generation_config"):
-            self._require(
-                name, isinstance(getattr(self, name), str) and bool(getattr(self, name)), "a non-empty string"
-            )
+        if callable(self.hf_overrides):
+            raise UnsupportedError("hf_overrides as a function is not built here; give a dict")
         for field, rule in option_rules(type(self)):
             value = getattr(self, field.name)
             if value is not None:
@@ -260,14 +258,6 @@ class EngineArgs:
         if self.gpu_memory_utilization is not None:
             self._require("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         self._require("block_size", PARTITION % self.block_size == 0, f"a divisor of {PARTITION}")
-        overrides = self.hf_overrides
-        if callable(overrides):
-            raise UnsupportedError("hf_overrides as a function is not built here; give a dict")
-        self._require(
-            "hf_overrides",
-            overrides is None or (isinstance(overrides, dict) and all(isinstance(key, str) for key in overrides)),
-            "a dict with string keys",
-        )
 
     def _require(self, name: str, fits: bool, what: str) -> None:
         if not fits:

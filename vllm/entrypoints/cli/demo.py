@@ -83,9 +83,9 @@ def _panel(completion: CompletionOutput, width: int) -> Panel:
     return Panel(
         _coloured(completion),
         width=width,
-        title=f"{completion.index}",
+        title=f"{completion.index}: {tokens} tokens, {completion.finish_reason}",
         title_align="left",
-        subtitle=f"log p {total:.1f}, {mean:.2f} a token, {tokens} tokens, {completion.finish_reason}",
+        subtitle=f"log p {total:.1f}, mean {mean:.2f}",
         subtitle_align="left",
     )
 
