@@ -324,6 +324,25 @@ VLLM_INLINE F exp(F x) {
   return select(is_nan(x), x, y);
 }
 
+// 2^x for finite x <= 0 (a little above is fine); 0 below -126, exactly 1 at 0. Relative error 2e-7. For softmax, where x is a
+// score less the greatest one, already in powers of two.
+VLLM_INLINE F exp2_nonpositive(F x) {
+  const F n = round(x), f = x - n;
+  F p = set1(0x1.5bba14p-10f);
+  p = fma(p, f, set1(0x1.3cea88p-7f));
+  p = fma(p, f, set1(0x1.c6b752p-5f));
+  p = fma(p, f, set1(0x1.ebf9bcp-3f));
+  p = fma(p, f, set1(0x1.62e42ap-1f));
+  p = fma(p, f, set1(1.0f));
+#if defined(__AVX512F__)
+  return {_mm512_scalef_ps(p.v, n.v)};
+#else
+  const F low = set1(-126.0f);
+  const F raised = as_float(as_int(p) + shift_left<23>(to_int(max(n, low))));
+  return select(x < low, zero(), raised);
+#endif
+}
+
 VLLM_INLINE F tanh(F x) {
   // Odd polynomial near zero (Cephes' tanhf), 1 - 2 / (exp(2|x|) + 1) elsewhere.
   const F size = abs(x), square = x * x;

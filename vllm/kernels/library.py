@@ -11,17 +11,19 @@ import functools
 import os
 from pathlib import Path
 
+from vllm.exceptions import VLLMError
+
 ISAS = ("generic", "avx2", "avx512", "avx512bf16")
 """From the one that runs anywhere to the fastest; bit i of the probe's answer stands for ISAS[i]."""
 
 LIBRARY_DIR = Path(__file__).resolve().parent.parent / "_lib"
 
 
-class KernelLibraryError(RuntimeError):
+class KernelLibraryError(VLLMError, RuntimeError):
     """The kernels cannot be loaded: not built, or not for this machine. The message says which."""
 
 
-class KernelError(RuntimeError):
+class KernelError(VLLMError, RuntimeError):
     """A kernel refused its arguments; the message is the library's."""
 
 
@@ -43,7 +45,7 @@ def _probe(path: Path) -> int:
 
 
 def supported_isas() -> tuple[str, ...]:
-    """The variants this machine can run, built or not, slowest first. Raises KernelLibraryError when nothing is built."""
+    """The variants this machine can run, built or not, slowest first. Raises KernelLibraryError if nothing is built."""
     path = library_dir() / "libvllm_cpu_probe.so"
     if not path.is_file():
         raise KernelLibraryError(f"the CPU kernels are not built: {path} does not exist (a C++17 compiler is needed)")
