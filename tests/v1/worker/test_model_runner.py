@@ -27,7 +27,7 @@ def child(handle: int, prompt: list[int], length: int = 6, seed: int | None = No
     return Child(handle, made, 1000 + handle if seed is None else seed, np.array(prompt, np.int32), length)
 
 
-def slow_tokens(one: Child) -> list[int]:
+def slow_tokens(one: Child, banned_eos: bool = True) -> list[int]:
     """The child's tokens by the plainest program: whole context, Python lists, fp64 (params as far as used)."""
     params, output = one.params, []
     for position in range(one.length):
@@ -37,7 +37,7 @@ def slow_tokens(one: Child) -> list[int]:
             outside[params.allowed_token_ids] = False
             logits[outside] = -np.inf
         if position < params.min_tokens:
-            logits[[EOS, *(params.stop_token_ids or [])]] = -np.inf
+            logits[[*([EOS] if banned_eos else []), *(params.stop_token_ids or [])]] = -np.inf
         for word in params.bad_words_token_ids or []:
             if len(word) == 1 or output[-(len(word) - 1) :] == word[:-1]:
                 logits[word[-1]] = -np.inf

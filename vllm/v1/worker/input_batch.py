@@ -11,7 +11,6 @@ its own draws (`append`). All arrays are numpy; memory of the two big ones is to
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +23,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.draws import Draws, DrawSettings, Edit
 from vllm.v1.sample.processors import ChildProcessors
 from vllm.v1.step import Fork, NewSequence, SchedulerOutput
-
-_CACHED_SETTINGS = 128
 
 
 class InputBatch:
@@ -53,13 +50,14 @@ class InputBatch:
         self.processors: dict[int, ChildProcessors] = {}
         """By handle, from a child's first token to its end: they outlive a preemption and the wait for a slot."""
         self._has_processors = np.zeros(slots, np.bool_)
-        self._shared: OrderedDict[tuple[int, int], tuple[SamplingParams, Int32s, DrawSettings]] = OrderedDict()
+        self._shared: dict[tuple[int, int], tuple[SamplingParams, Int32s, DrawSettings]] = {}
         self._count = np.arange(max(slots, config.scheduler.max_num_batched_tokens) + 1, dtype=np.int32)
 
     # What the scheduler changed
 
     def apply(self, step: SchedulerOutput) -> None:
         """Slots freed, sequences entered, blocks added, children ended."""
+        self._shared.clear()
         for handle in step.finished_handles:
             self.processors.pop(handle, None)
         for slot in step.freed_slots:
@@ -101,14 +99,13 @@ class InputBatch:
         self.edits[slot] = settings.edits or processors is not None
 
     def _settings_of(self, params: SamplingParams, prompt: Int32s) -> DrawSettings:
-        """Siblings share one: the cache knows a request by its params and prompt objects, which it keeps alive."""
+        """Siblings that come in one step share one, known by their params and prompt objects. Not longer than that
+        step: params are mutable, and the caller's own object may come again, changed."""
         key = (id(params), id(prompt))
         entry = self._shared.get(key)
         if entry is None:
             settings = DrawSettings(params, prompt, self.vocab_size, self.eos_token_ids)
             self._shared[key] = entry = (params, prompt, settings)
-            if len(self._shared) > _CACHED_SETTINGS:
-                self._shared.popitem(last=False)
         return entry[2]
 
     def _processors_of(self, handle: int, params: SamplingParams) -> ChildProcessors | None:
