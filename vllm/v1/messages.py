@@ -7,7 +7,6 @@ that never repeats below (`make_handle`). User ids, prompts' text and output tex
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -123,15 +122,3 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, gc=False):
     """Tokens generated in this step, reported or not (for progress bars)."""
     stats: SchedulerStats | None = None
     timestamp: float = 0.0
-
-
-def _enc_hook(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, np.ascontiguousarray(value).data.cast("B") if value.size else b"")
-    raise NotImplementedError(f"cannot send a {type(value).__name__} to the engine core")
-
-
-def _dec_hook(expected: Any, value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return np.frombuffer(value[1], dtype=np.dtype(value[0]))
-    raise NotImplementedError(f"cannot decode a {expected}")

@@ -46,7 +46,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None, client_index: int = 0) -> None:
         self._tokenizer = tokenizer
-        self._texts = TokenTexts(None if tokenizer is None else lambda token_id: tokenizer.decode([token_id], False))
+        self._texts = TokenTexts(None if tokenizer is None else tokenizer.token_text)
         self._requests: dict[str, SamplingRequest] = {}
         """By the user's id: live, and not aborted."""
         self._children: dict[int, Child] = {}
@@ -93,10 +93,16 @@ class OutputProcessor:
         passed over. The ids are free at once."""
         handles: list[int] = []
         for request_id in request_ids:
-            request = self._requests.pop(request_id, None)
+            request = self._requests.get(request_id)
             if request is not None:
-                handles += [handle for handle in request.handles if handle in self._children]
+                handles += self.abort_request(request)
         return handles
+
+    def abort_request(self, request: SamplingRequest) -> list[int]:
+        """The same for a request that is known itself."""
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+        return [handle for handle in request.handles if handle in self._children]
 
     def fail_all(self, error: Exception) -> None:
         """The core is gone: tell every sink, and forget everything."""

@@ -100,7 +100,8 @@ class Processor:
             )
         if ids is None:
             assert text is not None
-            token_ids = self._encode(text, add_special_tokens)
+            bound = None if params.truncate_prompt_tokens is not None else self._max_prompt_len
+            token_ids = self._encode(text, add_special_tokens, bound)
             array = np.array(token_ids, np.int32)
         else:
             token_ids, array = self._check_ids(ids)
@@ -127,13 +128,15 @@ class Processor:
             raise BadRequestError(f"'prompt_token_ids' must be a list, got {type(ids).__name__}", "prompt_token_ids")
         return text, ids, salt
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
         if self.tokenizer is None:
             raise BadRequestError("this engine has no tokenizer (skip_tokenizer_init): give prompt_token_ids", "prompt")
         try:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError:
-            raise BadRequestError("the prompt is not valid Unicode: it has a lone surrogate", "prompt") from None
+            return self.tokenizer.encode(text, add_special_tokens, max_tokens)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(
+                f"the maximum context length is {self._max_model_len} tokens: {error}", "prompt"
+            ) from None
 
     def _check_ids(self, ids: Sequence[int] | npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[np.int32]]:
         if isinstance(ids, np.ndarray):

@@ -5,11 +5,15 @@ A decoded array is a read-only view of the message's own buffer.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, Union, get_type_hints
 
 import msgspec
 import numpy as np
+
+from vllm import exceptions
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 T = TypeVar("T")
 
@@ -55,7 +59,7 @@ class Encoder:
 class Decoder(Generic[T]):
     """Bytes to one message type. Raises msgspec.ValidationError (or DecodeError) on anything else."""
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, dec_hook=decode_hook)
 
     def decode(self, data: bytes | memoryview) -> T:
@@ -79,3 +83,93 @@ def _build(kind: Any, values: dict[str, Any]) -> Any:
         for name, value in values.items()
     }
     return kind(**built)
+
+
+# ---- what crosses: tagged messages in both directions
+
+
+class Add(msgspec.Struct, tag=0, array_like=True, gc=False):
+    request: EngineCoreRequest
+
+
+class Abort(msgspec.Struct, tag=1, array_like=True, gc=False):
+    handles: list[int]
+
+
+class StopChildren(msgspec.Struct, tag=2, array_like=True, gc=False):
+    """A stop string was found in these children's text."""
+
+    handles: list[int]
+
+
+class Call(msgspec.Struct, tag=3, array_like=True):
+    """A method of the core by name; its `Result` carries the same id."""
+
+    call_id: int
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class Hello(msgspec.Struct, tag=4, array_like=True):
+    """First message to a core's process."""
+
+    config: bytes
+    """Of `dump_config`."""
+
+
+class Shutdown(msgspec.Struct, tag=5, array_like=True):
+    pass
+
+
+class Outputs(msgspec.Struct, tag=0, array_like=True, gc=False):
+    outputs: EngineCoreOutputs
+
+
+class Result(msgspec.Struct, tag=1, array_like=True):
+    call_id: int
+    value: Any = None
+    error: tuple[str, str] | None = None
+    """Name of the exception's class, and its message."""
+
+
+class Ready(msgspec.Struct, tag=2, array_like=True):
+    """First message of a core that came up."""
+
+    info: CoreInfo
+
+
+class Failed(msgspec.Struct, tag=3, array_like=True):
+    """Last message of a core that cannot go on, or did not come up."""
+
+    error: tuple[str, str]
+
+
+class CoreInfo(msgspec.Struct, array_like=True):
+    """What a front end needs to know of its core."""
+
+    pid: int
+    num_blocks: int
+    max_prompt_len: int
+    """Longest prompt that can ever run."""
+
+
+ToCore = Union[Add, Abort, StopChildren, Call, Hello, Shutdown]
+FromCore = Union[Outputs, Result, Ready, Failed]
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """An exception as it crosses."""
+    return type(error).__name__, str(error)
+
+
+def revive_error(error: tuple[str, str]) -> Exception:
+    """The exception on the other side: of its own class if that is ours or Python's, else an EngineError naming it."""
+    name, text = error
+    kind = getattr(exceptions, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(text)
+        except TypeError:  # a class whose constructor wants more
+            pass
+    return exceptions.EngineError(f"{name}: {text}")
