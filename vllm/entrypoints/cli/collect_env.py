@@ -63,30 +63,29 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _read(path: str) -> str:
+    """A file of /proc or /sys; "" where there is none."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _cpu() -> dict[str, str]:
     """Fields of the first processor in /proc/cpuinfo."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
+    pairs = (line.partition(":") for line in _read("/proc/cpuinfo").split("\n\n", 1)[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _memory() -> str | None:
-    try:
-        line = Path("/proc/meminfo").read_text().split("\n", 1)[0]
-    except OSError:
+    total = next((line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal:")), None)
+    if total is None:
         return None
-    text = f"{int(line.split()[1]) / 2**20:.1f} GiB"
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            value = Path(limit).read_text().strip()
-        except OSError:
-            continue
-        if value.isdigit() and int(value) < 2**60:
-            text += f", limited to {int(value) / 2**30:.1f} GiB"
-        break
+    text = f"{int(total.split()[1]) / 2**20:.1f} GiB"
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limit = _read(path).strip()
+        if limit.isdigit() and int(limit) < 2**60:
+            return f"{text}, limited to {int(limit) / 2**30:.1f} GiB"
     return text
 
 
