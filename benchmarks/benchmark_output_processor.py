@@ -41,7 +41,6 @@ def submissions(requests: int, n: int, kind: RequestOutputKind, output_len: int)
         Submission(
             str(index),
             None,
-            prompt,
             params,
             kind,
             EngineCoreRequest([], np.array(prompt, np.int32), params, 0.0, kind is not RequestOutputKind.FINAL_ONLY),
@@ -129,12 +128,12 @@ class SeamlessProcessor(OutputProcessor):
                 self._child_ended(child, completion.finish_reason, message, ended - 1, stats)
                 request.finished = True
                 output = RequestOutput(
-                    request.request_id, request._prompt, request._prompt_token_ids, request.prompt_logprobs,
+                    request.request_id, request._prompt, request.prompt_token_ids, request.prompt_logprobs,
                     [completion], True, request.times.snapshot(), request.lora_request, request.num_cached_tokens,
                 )  # fmt: skip
             else:
                 output = RequestOutput(
-                    request.request_id, request._prompt, request._prompt_token_ids, request.prompt_logprobs,
+                    request.request_id, request._prompt, request.prompt_token_ids, request.prompt_logprobs,
                     [completion], False, None, request.lora_request, request.num_cached_tokens,
                 )  # fmt: skip
             if request._delta:

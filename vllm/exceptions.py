@@ -24,6 +24,8 @@ BackendUnavailableError (VLLMError, RuntimeError)    neither a kernel library no
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class VLLMError(Exception):
     """Root of everything the project raises on purpose."""
@@ -77,7 +79,17 @@ class EngineDeadError(EngineError):
 
 
 class EngineGenerateError(EngineError):
-    """One request failed inside the engine. Other requests go on."""
+    """One request failed inside the engine. Other requests go on.
+
+    `outputs`: raised by `LLM.generate`, which finishes the other requests first, the outputs of all of them in order of
+    the prompts; a failed one's completions have finish_reason "error" (the child that failed) or "abort".
+    """
+
+    outputs: list[Any]
+
+    def __init__(self, message: str, outputs: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.outputs = outputs or []
 
 
 class IntegrityError(EngineError):

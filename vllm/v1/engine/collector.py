@@ -35,7 +35,7 @@ class RequestOutputCollector:
         else:
             self._merge(waiting, output)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, output: RequestOutput | None = None) -> None:
         """Nothing more will come; the first error stays."""
         if self._error is None:
             self._error = error

@@ -15,7 +15,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core_client import SyncClient, make_sync_client
 from vllm.v1.engine.front_end import load_front_end
 from vllm.v1.engine.output_processor import OutputProcessor, Processed
-from vllm.v1.engine.parallel_sampling import Submission
+from vllm.v1.engine.parallel_sampling import Sink, Submission
 from vllm.v1.engine.processor import ModelInfo, Processor
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.stats import EngineMetrics, IterationStats, Metric
@@ -57,6 +57,7 @@ class LLMEngine:
             vllm_config, model, tokenizer, self.client.info.max_prompt_len, callables=self.client.in_process
         )
         self.output_processor = OutputProcessor(tokenizer)
+        self._held: list[RequestOutput] = []
         self.metrics = EngineMetrics(vllm_config.model.served_model_name or vllm_config.model.model)
 
     @classmethod
@@ -110,9 +111,9 @@ class LLMEngine:
             )
         )
 
-    def submit(self, submission: Submission) -> None:
-        """Hand a checked request to the core, as it is."""
-        request = self.output_processor.add(submission)
+    def submit(self, submission: Submission, sink: Sink | None = None) -> None:
+        """Hand a checked request to the core, as it is. Its outputs go to the sink, if there is one."""
+        request = self.output_processor.add(submission, sink)
         try:
             self.client.add_request(submission.core_request)
         except BaseException:
@@ -128,7 +129,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to return: live requests, and aborted ones whose last output is due."""
-        return self.output_processor.num_children > 0
+        return self.output_processor.num_children > 0 or bool(self._held)
 
     def get_num_unfinished_requests(self) -> int:
         """Live requests; aborted ones do not count."""
@@ -136,7 +137,12 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine (or, with a core in its own process, its next message). Raises EngineDeadError."""
-        return self.advance().outputs
+        held, self._held = self._held, []
+        return held + self.advance().outputs
+
+    def hold(self, outputs: list[RequestOutput]) -> None:
+        """Keep outputs, which came while somebody else was stepping, for the next `step`."""
+        self._held += outputs
 
     def advance(self) -> Processed:
         """`step`, with its statistics."""

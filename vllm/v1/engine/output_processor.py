@@ -68,7 +68,7 @@ class OutputProcessor:
         request.sink = sink
         params = submission.params
         shared = Shared(
-            params, submission.prompt_token_ids, submission.core_request.lora_request, self._tokenizer, self._texts
+            params, request.prompt_token_ids, submission.core_request.lora_request, self._tokenizer, self._texts
         )
         kind = child_class(submission.kind, params)
         children = self._children
@@ -205,7 +205,7 @@ class OutputProcessor:
         elif request.error is None:
             sink.put(output)
         elif output.finished:
-            sink.fail(EngineGenerateError(f"request {request.request_id!r} failed: {request.error}"))
+            sink.fail(EngineGenerateError(f"request {request.request_id!r} failed: {request.error}"), output)
 
     def _child_ended(
         self, child: Child, reason: str, message: EngineCoreOutputs, row: int, stats: IterationStats
@@ -242,7 +242,7 @@ def _finished(request: SamplingRequest, output: RequestOutput, end: float) -> Fi
     times = request.times
     return FinishedRequest(
         request.n,
-        len(request.submission.prompt_token_ids),
+        len(request.prompt_token_ids),
         request.num_cached_tokens,
         output.metrics or times.snapshot(),
         times.max_tokens,

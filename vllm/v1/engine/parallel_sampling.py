@@ -30,20 +30,18 @@ NEVER_RANKED = float("-inf")
 class Submission:
     """A validated, tokenized request on its way to the core. Made by the processor."""
 
-    __slots__ = ("core_request", "kind", "params", "prompt", "prompt_token_ids", "request_id")
+    __slots__ = ("core_request", "kind", "params", "prompt", "request_id")
 
     def __init__(
         self,
         request_id: str,
         prompt: str | None,
-        prompt_token_ids: list[int],
         params: SamplingParams,
         kind: RequestOutputKind,
         core_request: EngineCoreRequest,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
         self.params = params
         """As the caller gave them."""
         self.kind = kind
@@ -56,8 +54,8 @@ class Sink(Protocol):
 
     def put(self, output: RequestOutput) -> None: ...
 
-    def fail(self, error: Exception) -> None:
-        """No more outputs will come."""
+    def fail(self, error: Exception, output: RequestOutput | None = None) -> None:
+        """No more outputs will come; `output` is what there is, if the request failed and not the engine."""
 
 
 class SamplingRequest(Protocol):
@@ -67,6 +65,7 @@ class SamplingRequest(Protocol):
     handles: list[int]
     """Child i is handles[i]."""
     submission: Submission
+    prompt_token_ids: list[int]
     times: RequestTimes
     num_cached_tokens: int
     """Set by the output processor with every report of the core."""
@@ -96,15 +95,16 @@ class _Request:
     """What both kinds of request hold: everything that is there once per prompt, and nothing per child."""
 
     __slots__ = (
-        "_prompt", "_prompt_token_ids", "error", "finish_reasons", "handles", "lora_request", "num_cached_tokens",
-        "prompt_logprobs", "request_id", "sink", "submission", "times",
+        "_prompt", "error", "finish_reasons", "handles", "lora_request", "num_cached_tokens", "prompt_logprobs",
+        "prompt_token_ids", "request_id", "sink", "submission", "times",
     )  # fmt: skip
 
     def __init__(self, submission: Submission, handles: list[int]) -> None:
         self.submission = submission
         self.request_id = submission.request_id
         self._prompt = submission.prompt
-        self._prompt_token_ids = submission.prompt_token_ids
+        self.prompt_token_ids: list[int] = submission.core_request.prompt_token_ids.tolist()
+        """One list for all outputs of the request."""
         self.handles = handles
         self.lora_request: LoRARequest | None = submission.core_request.lora_request
         self.times = RequestTimes(submission.core_request.arrival_time)
@@ -132,13 +132,13 @@ class SingularSamplingRequest(_Request):
     def collect(self, index: int, completion: CompletionOutput) -> RequestOutput | None:
         if completion.finish_reason is None:
             output = RequestOutput(
-                self.request_id, self._prompt, self._prompt_token_ids, self.prompt_logprobs, [completion], False,
+                self.request_id, self._prompt, self.prompt_token_ids, self.prompt_logprobs, [completion], False,
                 None, self.lora_request, self.num_cached_tokens,
             )  # fmt: skip
         else:
             self.finished = True
             output = RequestOutput(
-                self.request_id, self._prompt, self._prompt_token_ids, self.prompt_logprobs, [completion], True,
+                self.request_id, self._prompt, self.prompt_token_ids, self.prompt_logprobs, [completion], True,
                 self.times.snapshot(), self.lora_request, self.num_cached_tokens,
             )  # fmt: skip
         if self._delta:
@@ -204,7 +204,7 @@ class ParentRequest(_Request):
     def _output(self, outputs: list[CompletionOutput]) -> RequestOutput:
         self.finished = self._live == 0
         output = RequestOutput(
-            self.request_id, self._prompt, self._prompt_token_ids, self.prompt_logprobs, outputs, self.finished,
+            self.request_id, self._prompt, self.prompt_token_ids, self.prompt_logprobs, outputs, self.finished,
             self.times.snapshot() if self.finished else None, self.lora_request, self.num_cached_tokens,
         )  # fmt: skip
         if self._delta:

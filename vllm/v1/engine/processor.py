@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.tokenizers import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_BATCH = 256
+"""Texts that are encoded at once: bounds what stands in Python lists."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,8 @@ class ModelInfo:
 class TokenizedPrompt:
     text: str | None
     """None for a prompt that came as ids."""
-    token_ids: list[int]
-    """Own list, checked: not empty, every id in the vocabulary."""
-    array: npt.NDArray[np.int32]
-    """The same, for the core."""
+    token_ids: npt.NDArray[np.int32]
+    """Checked: not empty, every id in the vocabulary."""
     cache_salt: str | None = None
 
 
@@ -101,17 +101,44 @@ class Processor:
         if ids is None:
             assert text is not None
             bound = None if params.truncate_prompt_tokens is not None else self._max_prompt_len
-            token_ids = self._encode(text, add_special_tokens, bound)
-            array = np.array(token_ids, np.int32)
+            ids = self._encode(text, add_special_tokens, bound)
         else:
-            token_ids, array = self._check_ids(ids)
+            ids = self._check_ids(ids)
+        return self._tokenized(text, ids, params, salt)
+
+    def tokenize_batch(
+        self, prompts: Sequence[PromptType], params: Sequence[SamplingParams], add_special_tokens: bool = True
+    ) -> list[TokenizedPrompt]:
+        """`tokenize` for many prompts with their params; texts are encoded on all cores."""
+        done: list[TokenizedPrompt | None] = [None] * len(prompts)
+        texts = [index for index, prompt in enumerate(prompts) if isinstance(prompt, str)]
+        for low in range(0, len(texts), _BATCH):
+            chunk = texts[low : low + _BATCH]
+            if self.tokenizer is None or len(chunk) < 2:
+                continue  # one by one, with one by one's errors
+            try:
+                encoded = self.tokenizer.encode_batch(
+                    [str(prompts[index]) for index in chunk], add_special_tokens, self._max_prompt_len
+                )
+            except BadRequestError:
+                continue
+            for index, ids in zip(chunk, encoded, strict=True):
+                done[index] = self._tokenized(str(prompts[index]), ids, params[index], None)
+        return [
+            self.tokenize(prompt, own, add_special_tokens) if ready is None else ready
+            for prompt, own, ready in zip(prompts, params, done, strict=True)
+        ]
+
+    def _tokenized(
+        self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None
+    ) -> TokenizedPrompt:
         if params.truncate_prompt_tokens is not None:
             keep = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self._max_prompt_len
-            token_ids, array = token_ids[-keep:], array[-keep:]
-        if not token_ids:
+            ids = ids[-keep:]
+        if not ids:
             raise BadRequestError("the prompt is empty: it must have at least one token", "prompt")
-        self._check_length(len(token_ids))
-        return TokenizedPrompt(text, token_ids, array, salt)
+        self._check_length(len(ids))
+        return TokenizedPrompt(text, np.array(ids, np.int32), salt)
 
     def _read_dict(self, prompt: Any) -> tuple[str | None, Any, str | None]:
         for key in prompt:
@@ -138,7 +165,7 @@ class Processor:
                 f"the maximum context length is {self._max_model_len} tokens: {error}", "prompt"
             ) from None
 
-    def _check_ids(self, ids: Sequence[int] | npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[np.int32]]:
+    def _check_ids(self, ids: Sequence[int] | npt.NDArray[Any]) -> list[int]:
         if isinstance(ids, np.ndarray):
             if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
                 raise BadRequestError(
@@ -163,7 +190,7 @@ class Processor:
                 f"{self.model.vocab_size - 1}",
                 "prompt_token_ids",
             )
-        return token_ids, np.array(token_ids, np.int32)
+        return token_ids
 
     def _check_length(self, length: int) -> None:
         if length <= self._max_prompt_len:
@@ -278,7 +305,7 @@ class Processor:
             prompt = self.tokenize(prompt, params)
         core_request = EngineCoreRequest(
             handles=[],
-            prompt_token_ids=prompt.array,
+            prompt_token_ids=prompt.token_ids,
             params=self._for_core(params, self._max_model_len - len(prompt.token_ids)),
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             stream=kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
@@ -288,4 +315,4 @@ class Processor:
             cache_salt=prompt.cache_salt,
             finish_after=params.finish_after,
         )
-        return Submission(request_id, prompt.text, prompt.token_ids, params, kind, core_request)
+        return Submission(request_id, prompt.text, params, kind, core_request)
