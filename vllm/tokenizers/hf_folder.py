@@ -34,7 +34,7 @@ def open_folder(path: Path) -> Tokenizer:
     )
     raise TokenizerError(
         f"{folder} has no tokenizer.json and no tokenizer.model (found: {there or 'no tokenizer file'}). "
-        "Other kinds become a tokenizer.json by transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        "transformers makes one of other kinds: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
     )
 
 

@@ -158,7 +158,7 @@ class NoDetokenizer(IncrementalDetokenizer):
 class TableDetokenizer(IncrementalDetokenizer):
     """By a table of the bytes that each token writes."""
 
-    __slots__ = ("_begin", "_data", "_odd", "_pending", "_size", "_texts")
+    __slots__ = ("_at_start", "_begin", "_data", "_odd", "_pending", "_size", "_texts")
 
     def __init__(self, table: TextTable, begin: bytes | None, stops: StopSearch | None) -> None:
         """`begin`: the prompt's incomplete last character, b"" if it ends with a whole one; None if a leading space of
@@ -166,9 +166,10 @@ class TableDetokenizer(IncrementalDetokenizer):
         super().__init__(stops)
         self._data, self._texts = table.data, table.texts
         self._size = len(table.data)
-        self._begin = begin  # b"" once the output's first character is behind
+        self._begin = begin
+        self._at_start = begin != b""  # until the output's first character is behind
         self._pending = begin or b""  # bytes of a character that is not complete
-        self._odd = begin != b""  # whether the next token needs `_decode`
+        self._odd = self._at_start  # whether the next token needs `_decode_part`
 
     def update(self, token_ids: Sequence[int], finished: bool = False) -> None:
         if self._stops is not None:
@@ -202,20 +203,20 @@ class TableDetokenizer(IncrementalDetokenizer):
         """The general case: a character in parts, or the output's first one."""
         data = self._data[token_id] if 0 <= token_id < self._size else b""
         text, self._pending = decode_prefix(self._pending + data)
-        if text and self._begin != b"":
+        if text and self._at_start:
             text = _first(self._begin, text)
-            self._begin = b""
-        self._odd = bool(self._pending) or self._begin != b""
+            self._at_start = False
+        self._odd = self._at_start or self._pending != b""
         return text
 
     def _flush(self) -> str:
         if not self._pending:
             return ""
         text = self._pending.decode("utf-8", "replace")
-        if self._begin != b"":
+        if self._at_start:
             text = _first(self._begin, text)
-            self._begin = b""
-        self._pending, self._odd = b"", False
+        self._at_start = self._odd = False
+        self._pending = b""
         return text
 
 
@@ -232,7 +233,17 @@ class LibraryDetokenizer(IncrementalDetokenizer):
     costs two calls of the library per token.
     """
 
-    __slots__ = ("_ids", "_prefix", "_prompt_ids", "_read", "_skip", "_spaces", "_tokenizer", "_was_special")
+    __slots__ = (
+        "_at_boundary",
+        "_ids",
+        "_prefix",
+        "_prompt_ids",
+        "_read",
+        "_skip",
+        "_spaces",
+        "_tokenizer",
+        "_was_special",
+    )
 
     _CONTEXT = 6  # visible tokens before the output that may change how it begins
     _PATIENCE = 8  # tokens after which a character that is still incomplete will not be completed
@@ -254,6 +265,7 @@ class LibraryDetokenizer(IncrementalDetokenizer):
         self._ids = _last_visible(prompt_token_ids, tokenizer, skip, self._CONTEXT)
         self._prefix = 0
         self._read = len(self._ids)
+        self._at_boundary = not tokenizer.decode(self._ids, skip).endswith(REPLACEMENT)
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         fresh = LibraryDetokenizer(self._tokenizer, self._prompt_ids, self._skip, self._spaces)
@@ -271,25 +283,27 @@ class LibraryDetokenizer(IncrementalDetokenizer):
         text, complete = self._difference()
         if not complete and len(self._ids) - self._read < self._PATIENCE:
             return ""
-        self._prefix, self._read = self._read, len(self._ids)
+        if self._at_boundary or len(self._ids) - self._prefix > 2 * self._PATIENCE:
+            self._prefix = self._read
+        self._read = len(self._ids)
+        self._at_boundary = complete
         return tokenizer.token_text(token_id) if bare else text
 
     def _flush(self) -> str:
         text, complete = self._difference()
         self._prefix, self._read = self._read, len(self._ids)
-        return text if complete else text.rstrip(REPLACEMENT) + REPLACEMENT if text else ""
+        return text if complete or not text else text.rstrip(REPLACEMENT) + REPLACEMENT
 
     def _difference(self) -> tuple[str, bool]:
         """(text that the ids from `_read` on add, whether it ends with a whole character)."""
         decode = self._tokenizer.decode
         before = decode(self._ids[self._prefix : self._read], self._skip)
         after = decode(self._ids[self._prefix :], self._skip)
-        whole = before.rstrip(REPLACEMENT)
-        if whole != before:  # only the prompt can have left a character incomplete
-            text = after[len(whole) :]
-            text = text[1:] if not text.startswith(REPLACEMENT) else text.lstrip(REPLACEMENT)
-        else:
+        if self._at_boundary:
             text = after[len(before) :]
+        else:  # the character in which `before` ends is not part of the new text, whatever becomes of it
+            text = after[len(before.rstrip(REPLACEMENT)) :]
+            text = text.lstrip(REPLACEMENT) if text.startswith(REPLACEMENT) else text[1:]
         return text, not after.endswith(REPLACEMENT)
 
 
