@@ -242,6 +242,7 @@ def test_bad_words() -> None:
     assert SamplingParams(bad_words=["a", " b"]).bad_words == ["a", " b"]
     for value in ([""], [1], 5):
         refused("bad_words", bad_words=value)
+    refused("bad_words_token_ids", bad_words_token_ids=[[1]])
 
 
 def test_logit_bias() -> None:

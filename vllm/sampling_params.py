@@ -336,6 +336,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             self.stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         if self.bad_words is not None:
             self.bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS)
+        if self.bad_words_token_ids and not self.bad_words:
+            raise BadRequestError(
+                "bad_words_token_ids is filled in by the engine; give bad_words", "bad_words_token_ids"
+            )
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
             if not self.allowed_token_ids:

@@ -1,0 +1,97 @@
+"""What a fresh machine relies on: the build without a compiler, the pins, the README's promises."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vllm
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"VLLM_BUILD_KERNELS": "0"}, "VLLM_BUILD_KERNELS=0"),
+        ({"PATH": "/nonexistent", "CXX": ""}, "no C++ compiler"),
+    ],
+)
+def test_setup_without_kernels_warns_once_and_goes_on(settings: dict[str, str], reason: str) -> None:
+    pytest.importorskip("setuptools")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip().splitlines()[-1].replace("-", "+") == vllm.__version__
+    assert done.stderr.count("WARNING") == 1
+    assert reason in done.stderr
+
+
+def test_torch_is_pinned_to_one_version_and_no_part_of_the_build() -> None:
+    files = ("requirements/cpu.txt", "requirements/cuda.txt", "Makefile")
+    pins = {pin for name in files for pin in re.findall(r"torch==[\d.]+", read(name))}
+    assert pins == {"torch==2.13.0"}
+    project = read("pyproject.toml")
+    assert "torch" not in project[: project.index("[project]")]
+    dependencies = project[project.index("\ndependencies = [") : project.index("[project.optional-dependencies]")]
+    assert not re.search(r"torch|transformers", dependencies.split("[", 1)[1].split("]")[0])
+
+
+def test_the_light_set_is_what_the_light_modules_import() -> None:
+    """Every third-party import at the top of a module of ours is a declared dependency, but for the extras' modules."""
+    listed = read("pyproject.toml").split("\ndependencies = [", 1)[1].split("]")[0]
+    declared = set(re.findall(r'"([a-z0-9-]+)[>=<]', listed))
+    names = {"zmq": "pyzmq"}
+    extras = {"torch", "transformers", "triton", "safetensors", "fastapi", "uvicorn", "pydantic", "prometheus_client"}
+    for path in (ROOT / "vllm").rglob("*.py"):
+        for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE):
+            if name != "vllm" and name not in sys.stdlib_module_names and name not in extras:
+                assert names.get(name, name) in declared, f"{path} imports {name}"
+
+
+def test_ci_runs_lint_and_tests() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    for target in ("venv", "lint", "test"):
+        assert f"make {target}" in script.read_text()
+        assert re.search(rf"^{target}:", read("Makefile"), re.MULTILINE)
+
+
+def test_readme_says_first_what_this_is_not() -> None:
+    first = " ".join(read("README.md").split("\n\n")[1].split())
+    assert "not the vLLM project's own code" in first
+    assert "takes the place of that package" in first
+
+
+def test_readme_example_runs(smollm2_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
+    assert len(code.splitlines()) <= 12
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        scope: dict[str, object] = {}
+        exec(compile(code, "README.md", "exec"), scope)
+    scope["llm"].shutdown()  # type: ignore[attr-defined]
+    assert [line[:3] for line in said.getvalue().splitlines()] == ["[0]", "[1]", "[2]", "[3]"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", read(page)):
+        assert (ROOT / target).exists(), target
