@@ -161,6 +161,17 @@ def test_draws_equal_the_oracle(
         assert token in allowed
 
 
+@pytest.mark.parametrize(
+    ("u", "token"), [(0.0, 1), (0.25 - 2**-24, 1), (0.25, 2000), (0.5, 2001), (0.75, 4999), (1 - 2**-24, 4999)]
+)
+def test_an_edge_belongs_to_the_next_token(monkeypatch: pytest.MonkeyPatch, u: float, token: int) -> None:
+    """Four equal weights among zeros, in three blocks: the token is the first whose sum *exceeds* u * total."""
+    monkeypatch.setattr(reference, "uniforms", lambda seeds, positions: np.full(len(seeds), u, np.float32))
+    logits = np.full((1, 5000), -np.inf, np.float32)
+    logits[0, [1, 2000, 2001, 4999]] = 0
+    assert sample(logits, make(1)).token_ids.tolist() == [token]
+
+
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
     logits = logits_of(3, 2000)
     logits[0, [700, 30, 1999]] = 50
@@ -197,6 +208,7 @@ def test_top_p_looks_past_its_first_guess() -> None:
     inside = set(order[: int(np.searchsorted(mass, 0.9)) + 2].tolist())
     assert set(drawn.tolist()) <= inside
     assert len(inside) > 15000
+    assert len(set(drawn.tolist()) - set(order[:8192].tolist())) > 100
 
 
 def test_min_p_is_relative_to_the_maximum() -> None:
