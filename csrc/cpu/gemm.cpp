@@ -9,25 +9,6 @@ namespace {
 
 constexpr int64_t kInt8Block = 64;  // units widened at a time: 8 KB of bf16, stays in the first-level cache
 
-float half_value(uint16_t h) {
-  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
-  float value;
-  if (exponent == 0) {
-    value = std::ldexp(static_cast<float>(fraction), -24);
-    return sign ? -value : value;
-  }
-  const uint32_t bits = exponent == 31 ? sign | 0x7f800000u | (fraction << 13) : sign | ((exponent + 112) << 23) | (fraction << 13);
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// Input i of a row as fp32.
-inline float source_value(const void* row, int64_t i, SourceType type) {
-  if (type == SourceType::kFp32) return static_cast<const float*>(row)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(row)[i];
-  return type == SourceType::kBf16 ? bf16_value(bits) : half_value(bits);
-}
-
 // 64 int8 (one unit of 32 outputs, two inputs each) to 64 bf16.
 VLLM_INLINE void widen(const int8_t* from, uint16_t* to) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
@@ -162,62 +143,54 @@ Matrix Matrix::describe(WeightKind kind, int64_t n, int64_t k, bool interleaved)
 
 void pack(Matrix& m, int64_t first, int64_t count, const void* source, SourceType type) {
   require(first >= 0 && count >= 0 && first + count <= m.n, "pack: outputs outside the matrix");
-  const int64_t element = type == SourceType::kFp32 ? 4 : 2;
+  const int64_t bytes = row_bytes(type, m.k);
   const char* rows = static_cast<const char*>(source);
-  constexpr int64_t kGroup = 16;  // outputs packed together: they are neighbours in a panel, so each line is written once or twice
-  const int64_t groups = ceil_div(count, kGroup);
-  parallel_for(static_cast<int>(groups), [&](int group, int) {
-    const int64_t begin = group * kGroup, end = std::min(count, begin + kGroup);
+  constexpr int64_t kGroup = 16;  // outputs packed together: neighbours in a panel, so that a line is written at one time
+  const int64_t width = round_up(2 * m.units, 32);
+  parallel_for(static_cast<int>(ceil_div(count, kGroup)), [&](int group, int) {
+    const int64_t begin = group * kGroup, outputs = std::min(count - begin, kGroup);
+    static thread_local std::vector<float> wide;      // [outputs][width]
+    static thread_local std::vector<uint16_t> narrow;  // [outputs][width]
+    const bool raw = m.kind == WeightKind::kBf16 && type == SourceType::kBf16;
+    if (!raw) wide.assign(kGroup * width, 0.0f);
+    if (m.kind == WeightKind::kBf16) narrow.assign(kGroup * width, 0);
+    for (int64_t i = 0; i < outputs; ++i) {
+      const char* row = rows + (begin + i) * bytes;
+      if (raw) {
+        std::memcpy(narrow.data() + i * width, row, bytes);
+        continue;
+      }
+      decode_row(type, row, m.k, wide.data() + i * width);
+      if (m.kind == WeightKind::kBf16)
+        for (int64_t j = 0; j < width; j += 16) store_bf16(narrow.data() + i * width + j, load(wide.data() + i * width + j));
+    }
     if (m.kind == WeightKind::kInt8) {
-      for (int64_t i = begin; i < end; ++i) {
-        const void* row = rows + i * m.k * element;
+      for (int64_t i = 0; i < outputs; ++i) {
+        const float* row = wide.data() + i * width;
         float biggest = 0.0f;
-        for (int64_t j = 0; j < m.k; ++j) biggest = std::max(biggest, std::fabs(source_value(row, j, type)));
+        for (int64_t j = 0; j < m.k; ++j) biggest = std::max(biggest, std::fabs(row[j]));
         const float scale = biggest > 0.0f ? biggest / 127.0f : 1.0f;
-        const int64_t column = m.column(first + i);
+        const int64_t column = m.column(first + begin + i);
         m.scales[column] = scale;
         int8_t* out = reinterpret_cast<int8_t*>(m.data + (column / 32) * m.panel_bytes() + (column % 32) * 2);
-        for (int64_t j = 0; j < 2 * m.units; ++j) {
-          const float x = j < m.k ? source_value(row, j, type) / scale : 0.0f;
-          out[(j / 2) * 64 + (j & 1)] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, std::nearbyint(x))));
-        }
+        for (int64_t j = 0; j < 2 * m.units; ++j)
+          out[(j / 2) * 64 + (j & 1)] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, std::nearbyint(row[j] / scale))));
       }
       return;
     }
-    uint32_t* columns[kGroup];
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t column = m.column(first + i);
-      columns[i - begin] = reinterpret_cast<uint32_t*>(m.data + (column / 32) * m.panel_bytes()) + column % 32;
+    // Unit by unit across the outputs: each line of the panel is written once.
+    const uint32_t* from[kGroup];
+    uint32_t* to[kGroup];
+    for (int64_t i = 0; i < outputs; ++i) {
+      const int64_t column = m.column(first + begin + i);
+      to[i] = reinterpret_cast<uint32_t*>(m.data + (column / 32) * m.panel_bytes()) + column % 32;
+      from[i] = m.kind == WeightKind::kFp32 ? reinterpret_cast<const uint32_t*>(wide.data() + i * width)
+                                            : reinterpret_cast<const uint32_t*>(narrow.data() + i * width);
     }
-    constexpr int64_t kSpan = 64;  // units at a time, so that the lines written stay in the first-level cache
-    alignas(64) float wide[2 * kSpan];
-    alignas(64) uint16_t narrow[2 * kSpan];
-    for (int64_t unit = 0; unit < m.units; unit += kSpan) {
-      const int64_t units = std::min(kSpan, m.units - unit);
-      for (int64_t i = begin; i < end; ++i) {
-        const char* row = rows + i * m.k * element;
-        uint32_t* out = columns[i - begin] + unit * 32;
-        if (m.kind == WeightKind::kFp32) {
-          for (int64_t u = 0; u < units; ++u) {
-            const float x = source_value(row, unit + u, type);
-            std::memcpy(out + u * 32, &x, 4);
-          }
-          continue;
-        }
-        const int64_t start = 2 * unit, length = std::min(2 * units, m.k - start);
-        if (type == SourceType::kBf16) {
-          std::memcpy(narrow, row + start * 2, length * 2);
-        } else {
-          if (type == SourceType::kFp32)
-            std::memcpy(wide, row + start * 4, length * 4);
-          else
-            for (int64_t j = 0; j < length; ++j) wide[j] = source_value(row, start + j, type);
-          for (int64_t j = 0; j < length; j += 16) store_bf16(narrow + j, load(wide + j));
-        }
-        if (length < 2 * units) narrow[length] = 0;
-        const uint32_t* pairs = reinterpret_cast<const uint32_t*>(narrow);
-        for (int64_t u = 0; u < units; ++u) out[u * 32] = pairs[u];
-      }
+    for (int64_t unit = 0; unit < m.units; unit += 16) {
+      const int64_t stop = std::min(m.units, unit + 16);
+      for (int64_t i = 0; i < outputs; ++i)
+        for (int64_t u = unit; u < stop; ++u) to[i][u * 32] = from[i][u];
     }
   });
 }
@@ -358,6 +331,7 @@ VLLM_EXPORT void vllm_matrix_free(void* handle) { delete static_cast<Handle*>(ha
 
 VLLM_EXPORT int vllm_matrix_pack(void* handle, int64_t first, int64_t count, const void* source, int type, int threads) {
   return vllm::guarded([&] {
+    vllm::require(vllm::known_source(type), "matrix: no such source type");
     vllm::Session session(threads);
     vllm::pack(static_cast<Handle*>(handle)->matrix, first, count, source, static_cast<vllm::SourceType>(type));
   });

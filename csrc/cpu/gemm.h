@@ -11,13 +11,13 @@
 
 #include <memory>
 
+#include "encoded.h"
 #include "micro.h"
 #include "pool.h"
 
 namespace vllm {
 
 enum class WeightKind : int { kFp32 = 0, kBf16 = 1, kInt8 = 2 };
-enum class SourceType : int { kFp32 = 0, kBf16 = 1, kFp16 = 2 };
 
 struct Matrix {
   WeightKind kind = WeightKind::kFp32;
@@ -41,7 +41,7 @@ struct Matrix {
   static Matrix describe(WeightKind kind, int64_t n, int64_t k, bool interleaved = false);
 };
 
-// Packs outputs first .. first + count - 1 from rows [count, k] of `source` (rows contiguous). Needs a Session.
+// Packs outputs first .. first + count - 1 from rows of `source`, row_bytes(type, k) each. Needs a Session.
 void pack(Matrix& matrix, int64_t first, int64_t count, const void* source, SourceType type);
 
 // One output's weights as fp32 (an embedding row): out[k] * scale.

@@ -639,7 +639,7 @@ VLLM_EXPORT void vllm_model_free(void* model) { delete static_cast<Model*>(model
 VLLM_EXPORT int vllm_model_set(void* model, int layer, int slot, int64_t first, int64_t count, const void* data, int type) {
   return guarded([&] {
     Model& m = *static_cast<Model*>(model);
-    vllm::require(type >= 0 && type <= 2, "no such source type");
+    vllm::require(vllm::known_source(type), "no such source type");
     vllm::Session session(m.threads);
     m.set(layer, slot, first, count, data, static_cast<vllm::SourceType>(type));
   });

@@ -19,6 +19,11 @@ KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 SOURCE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 """What rows of a weight may be handed over as (bf16 as its bits)."""
 
+ENCODED_TYPES = {
+    name: 10 + index for index, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
+}
+"""GGUF's block formats, handed over as their bytes."""
+
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 _GLOBAL_SLOTS = {"embed": 0, "head": 1, "final_norm": 2}
@@ -167,6 +172,15 @@ class DecoderKernel:
         rows = np.ascontiguousarray(rows, dtype)
         rc = self.library.vllm_model_set(
             self.handle, layer, slot, first, len(rows), _pointer(rows), SOURCE_TYPES[source_type]
+        )
+        check(self.library, rc)
+
+    def set_encoded_rows(self, name: str, first: int, rows: npt.NDArray[np.uint8], source_type: str) -> None:
+        """`set_rows` for rows [count, bytes] of a matrix in one of GGUF's block formats."""
+        layer, slot = slot_of(name)
+        rows = np.ascontiguousarray(rows)
+        rc = self.library.vllm_model_set(
+            self.handle, layer, slot, first, len(rows), _pointer(rows), ENCODED_TYPES[source_type]
         )
         check(self.library, rc)
 

@@ -13,7 +13,7 @@ import numpy as np
 from vllm.config import DeviceConfig
 from vllm.exceptions import ConfigError, UnsupportedError, UnsupportedSpecError, WeightError
 from vllm.kernels.library import KernelLibraryError, available_threads, choose_isa
-from vllm.kernels.model import ACTIVATIONS, DecoderKernel
+from vllm.kernels.model import ACTIVATIONS, ENCODED_TYPES, DecoderKernel
 from vllm.model_executor.backends.interface import (
     PARTITION,
     Float32s,
@@ -119,6 +119,9 @@ class CpuBackend:
             return
         if weight.bf16_bits is not None:
             self.kernel.set_rows(weight.name, 0, weight.bf16_bits(), "bfloat16")
+            return
+        if weight.raw is not None and weight.dtype in ENCODED_TYPES:
+            self.kernel.set_encoded_rows(weight.name, 0, weight.raw(), weight.dtype)
             return
         if weight.read_rows is None:
             self.kernel.set_rows(weight.name, 0, weight.read())
