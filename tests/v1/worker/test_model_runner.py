@@ -69,7 +69,11 @@ PARAMS: list[dict[str, Any]] = [
     {"allowed_token_ids": [3, 4, 5, 40, 66]},
     {"logit_bias": {7: 4.0, 8: -3.0}},
     {"min_tokens": 4, "stop_token_ids": [5, 6], "logit_bias": {2: 20.0, 5: 20.0}},
-    {"bad_words_token_ids": [[9], [10, 11], [11, 12]], "logit_bias": {9: 30.0, 10: 6.0, 11: 6.5, 12: 6.2}},
+    {
+        "bad_words": ["a", "b"],  # as text; the runner sees only the ids
+        "bad_words_token_ids": [[9], [10, 11], [11, 12]],
+        "logit_bias": {9: 30.0, 10: 6.0, 11: 6.5, 12: 6.2},
+    },
     {"logits_processors": [lambda output, logits: np.roll(logits, len(output))]},
 ]
 
