@@ -21,7 +21,7 @@ _BACKENDS = {
     "torch": ("vllm.model_executor.backends.torch_backend", "TorchBackend"),
 }
 _REMEDIES = (
-    "build the CPU kernels (install a C++ compiler, then `pip install --force-reinstall --no-deps .` in the source tree) "
+    "build the CPU kernels (install a C++ compiler and run `pip install --force-reinstall --no-deps .` in the sources) "
     "or install the torch reference backend (`pip install torch`)"
 )
 
@@ -55,7 +55,7 @@ def create_backend(
 
 
 def _create_auto(spec: DecoderSpec, dtype: str, device_config: DeviceConfig, quantization: str | None) -> Backend:
-    reasons = []
+    reasons: list[str] = []
     candidates = ("cpu", "torch") if device_config.device == "cpu" else ("torch",)
     for name in candidates:
         backend, reason = _find(name)

@@ -1,8 +1,8 @@
 """Matrix products in torch whose rows do not know of each other.
 
 A BLAS may add up a row's terms in another order when the matrix has another number of rows, so that a sequence's bits
-would depend on its neighbours. Here rows are cut into tiles of a few fixed sizes, the last one padded, and each size has
-to prove, for every shape of weights and number of threads it is used with, that a row comes out the same whatever its
+would depend on its neighbours. Here rows are cut into tiles of a few fixed sizes, the last one padded, and each size
+has to prove, for every shape of weights and number of threads it is used with, that a row comes out the same whatever its
 place in the tile and whatever the size. Sizes that fail are not used; the last resort is one row at a time.
 """
 
@@ -78,7 +78,7 @@ def cut(count: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def row_tiles(features: int, inner: int, threads: int, device: torch.device) -> tuple[int, ...]:
+def row_tiles(features: int, inner: int, _threads: int, device: torch.device) -> tuple[int, ...]:
     """Sizes of row tiles for weights [features, inner], descending: those that give a row the same bits."""
     generator = torch.Generator().manual_seed(features * 31 + inner)
     weight = torch.randn(features, inner, generator=generator).to(device).t()
@@ -109,7 +109,7 @@ class BatchedShapes(NamedTuple):
 
 
 @functools.cache
-def batched_shapes(heads: int, head_dim: int, keys: int, threads: int, device: torch.device) -> BatchedShapes:
+def batched_shapes(heads: int, head_dim: int, keys: int, _threads: int, device: torch.device) -> BatchedShapes:
     """Shapes that give a query row the same bits in q [b, tile, head_dim] times k [b, keys, head_dim]^T and in
     p [b, tile, keys] times v [b, keys, head_dim], b a multiple of `heads`."""
     generator = torch.Generator().manual_seed(heads * 31 + head_dim)
@@ -126,11 +126,11 @@ def batched_shapes(heads: int, head_dim: int, keys: int, threads: int, device: t
         outputs = [torch.bmm(weights[:, rows].contiguous(), k[first:last]) for rows in tiles]
         return torch.roll(torch.cat(scores, 1), -shift, 1), torch.roll(torch.cat(outputs, 1), -shift, 1)
 
-    expected = [torch.cat(parts) for parts in zip(*(products(small, i, i + heads) for i in range(0, count, heads)))]
+    expected = [torch.cat(parts) for parts in zip(*(products(small, i, i + heads) for i in range(0, count, heads)), strict=True)]
 
     def agrees(tile: int, batch: int) -> bool:
         made = [products(tile, 0, batch * heads, shift) for shift in (0, 3)]
-        return all(torch.equal(one, whole[: len(one)]) for pair in made for one, whole in zip(pair, expected))
+        return all(torch.equal(one, whole[: len(one)]) for pair in made for one, whole in zip(pair, expected, strict=True))
 
     if not agrees(small, 1):
         logger.warning("%s", _POSITION_DEPENDENT)

@@ -202,7 +202,7 @@ def _take_safetensor(checkpoint: Checkpoint, file: SafetensorsFile, name: str, t
     if target is None:
         if name.endswith(_IGNORED_SUFFIXES) or (name == "lm_head.weight" and checkpoint.spec.tie_word_embeddings):
             return
-        raise WeightError(f"{file.path}: weight {name!r} {tensor.shape} is not part of {checkpoint.spec.architecture}")
+        raise WeightError(f"{file.path}: weight {name!r} is not part of {checkpoint.spec.architecture}")
 
     def read_rows(start: int, stop: int) -> Float32s:
         part = file.data(tensor)[start:stop]
@@ -243,7 +243,7 @@ def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
                 _take_gguf_tensor(checkpoint, file, tensor, target)
             elif name != "rope_freqs.weight":
                 raise WeightError(
-                    f"{path}: weight {name!r} {tensor.shape} is not part of {checkpoint.spec.architecture}"
+                    f"{path}: weight {name!r} is not part of {checkpoint.spec.architecture}"
                 )
         _require_all(checkpoint)
     except BaseException:

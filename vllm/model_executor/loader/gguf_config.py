@@ -21,7 +21,7 @@ def gguf_config(file: GGUFFile) -> tuple[Family, dict[str, Any]]:
     source = str(file.path)
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UnsupportedError(
-            f"{source}: a GGUF model split into several files; merge it first (llama-gguf-split --merge)"
+            f"{source}: one of several GGUF files of a model; merge them first (llama-gguf-split --merge)"
         )
     architecture = file.metadata.get("general.architecture")
     family = family_of_gguf(architecture, source)

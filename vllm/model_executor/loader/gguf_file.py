@@ -175,7 +175,7 @@ class GGUFFile:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         try:
             self._parse()
-        except (struct.error, IndexError):
+        except (struct.error, OverflowError):
             self.close()
             raise CheckpointError(f"{path}: the header reaches past the end of the file; it is truncated") from None
         except BaseException:

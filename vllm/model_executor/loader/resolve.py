@@ -79,7 +79,7 @@ def resolve_model(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    if path.is_dir():
+    if name and path.is_dir():
         return _inside(path)
     bundled = BUNDLED.get(name.lower())
     if bundled is not None:

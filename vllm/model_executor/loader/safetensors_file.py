@@ -87,7 +87,8 @@ class SafetensorsFile:
     def _tensor(self, name: str, entry: Any, base: int) -> SafeTensor:
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            valid = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+            valid = isinstance(dtype, str)
+            valid &= all(type(number) is int and number >= 0 for number in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             valid = False
         if not valid:

@@ -34,6 +34,7 @@ from vllm.model_executor.backends.torch_products import BatchedShapes, batched_s
 from vllm.model_executor.spec import AttentionSpec
 
 Int64s = npt.NDArray[np.int64]
+_ZERO = np.float32(0)
 
 
 class PagedCache:
@@ -73,8 +74,8 @@ class Call:
     count: int
     rows: Tensor  # [count * tile], query rows; the row past the last stands for padding
     granules: Tensor  # [kv_heads * count * 256 / granule], rows of the cache seen as granules of positions
-    hidden: Tensor | None  # [count, tile, 256], True where a row does not see a position; None where all see all
-    unwritten: Tensor | None  # [count, 256, 1], True for positions past the sequence's end
+    mask: Tensor | None  # [count, tile, 256], -inf where a row does not see a position, else 0; None: all see all
+    stale: Tensor | None  # places in [count * 256] that a cache block has after its sequence's last position
 
 
 @dataclass
@@ -190,19 +191,19 @@ def _call(
     lengths = np.array([tile.length for tile in tiles])[:, None]
     granule = math.gcd(block_size, PARTITION)
     positions = keys[::granule]
-    # Entries past the sequence's end are undefined: read the sequence's first block there, what it holds is hidden.
+    # Table entries past the sequence's end are undefined: its first block is read there, and masked.
     index = np.where(positions < lengths, positions // block_size, 0)
     blocks = block_tables[np.array([tile.table for tile in tiles])[:, None], index].astype(np.int64)
     places = blocks * (block_size // granule) + positions % block_size // granule  # [count, granules]
     heads = np.arange(mixer.num_kv_heads)[:, None, None] * (num_blocks * block_size // granule)
-    unwritten = keys >= lengths
+    stale = np.flatnonzero((keys >= lengths) & (keys < -(-lengths // granule) * granule))
     return Call(
         tile=size,
         count=count,
         rows=torch.from_numpy(rows.reshape(-1)).to(device),
         granules=torch.from_numpy((heads + places).reshape(-1)).to(device),
-        hidden=torch.from_numpy(hidden).to(device) if hidden.any() else None,
-        unwritten=torch.from_numpy(unwritten[:, :, None]).to(device) if unwritten.any() else None,
+        mask=torch.from_numpy(np.where(hidden, np.float32(-np.inf), _ZERO)).to(device) if hidden.any() else None,
+        stale=torch.from_numpy(stale).to(device) if len(stale) else None,
     )
 
 
@@ -225,17 +226,17 @@ def attend(q: Tensor, cache: PagedCache, plan: Plan, mixer: AttentionSpec) -> Te
         scores = torch.bmm(rows.view(batch, tile, dim), k.transpose(1, 2)).view(kv_heads, call.count, tile, PARTITION)
         if mixer.softcap is not None:
             scores = torch.tanh(scores / mixer.softcap) * mixer.softcap
-        if call.hidden is not None:
-            scores.masked_fill_(call.hidden, -math.inf)
+        if call.mask is not None:
+            scores += call.mask
         m = scores.amax(dim=-1, keepdim=True)  # [kv_heads, count, tile, 1], -inf where a row sees nothing
         p = scores.sub_(torch.where(m == -math.inf, 0.0, m)).exp_()
-        l = p.sum(dim=-1, keepdim=True)  # noqa: E741 - the paper's name
-        v = v_granules.index_select(0, call.granules).float().view(kv_heads, call.count, PARTITION, dim)
-        if call.unwritten is not None:
-            v.masked_fill_(call.unwritten, 0.0)
+        l = p.sum(dim=-1, keepdim=True)
+        v = v_granules.index_select(0, call.granules).float().view(kv_heads, -1, dim)
+        if call.stale is not None:  # weighted with 0, which does not stop a NaN that another sequence left there
+            v.index_fill_(1, call.stale, 0.0)
         o = torch.bmm(p.view(batch, tile, PARTITION), v.view(batch, PARTITION, dim)).view(kv_heads, -1, dim)
         # Merge with what the earlier partitions gave these rows.
-        m, l = m.view(kv_heads, -1, 1), l.view(kv_heads, -1, 1)  # noqa: E741
+        m, l = m.view(kv_heads, -1, 1), l.view(kv_heads, -1, 1)
         old = largest.index_select(1, call.rows)
         new = torch.maximum(old, m)
         origin = torch.where(new == -math.inf, 0.0, new)
