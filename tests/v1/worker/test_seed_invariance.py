@@ -1,4 +1,4 @@
-"""CONTRACT rule 6 below the engine: scheduler and runner together, on the fake backend and on the torch reference.
+"""CONTRACT rule 6 below the engine: scheduler and runner together, on the fake backend and on every backend there is.
 
 A seeded child's tokens and log-probabilities are the same bits alone, in a crowd, preempted or not, chunked at any
 budget, with its first token drawn through a fork or on its own, shared or not, cached or not.
@@ -197,16 +197,23 @@ def test_a_bad_processor_ends_its_request_and_no_other() -> None:
     assert calls
 
 
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> UniProcExecutor:
-    """A small Llama with invented weights, on the torch reference."""
-    pytest.importorskip("torch")
+@pytest.fixture(scope="module", params=["torch-float32", "cpu-float32", "cpu-bfloat16"])
+def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> UniProcExecutor:
+    """A small Llama with invented weights, on each backend that is there."""
+    backend, dtype = request.param.split("-")
+    if backend == "torch":
+        pytest.importorskip("torch")
+    else:
+        cpu_backend = pytest.importorskip("vllm.model_executor.backends.cpu_backend")
+        reason = cpu_backend.CpuBackend.is_available()
+        if reason is not None:
+            pytest.skip(f"no CPU kernels: {reason}")
     folder = tmp_path_factory.mktemp("llama")
     values = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 48,
+        "hidden_size": 256,
+        "intermediate_size": 320,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -215,21 +222,18 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> UniProcExecutor:
         "tie_word_embeddings": True,
     }
     (folder / "config.json").write_text(json.dumps(values))
-    return UniProcExecutor(torch_config(str(folder)))
-
-
-def torch_config(path: str, **limits: Any) -> VllmConfig:
-    return VllmConfig(
-        ModelConfig("m", path, max_model_len=128, dtype="float32", load_format="dummy"),
-        CacheConfig(num_blocks=64),
-        SchedulerConfig(**{"max_num_seqs": 8, **limits}),
-        device=DeviceConfig(backend="torch"),
+    return UniProcExecutor(
+        VllmConfig(
+            ModelConfig("m", str(folder), max_model_len=128, dtype=dtype, load_format="dummy"),
+            CacheConfig(num_blocks=64),
+            device=DeviceConfig(backend=backend),
+        )
     )
 
 
 def on(executor: UniProcExecutor, num_blocks: int = 64, **limits: Any) -> Engine:
     """A fresh engine on the loaded model: another scheduler, another runner, any limits."""
-    settings = torch_config(executor.config.model.path, **limits)
+    settings = replace(executor.config, scheduler=SchedulerConfig(**{"max_num_seqs": 8, **limits}))
     worker = executor.driver_worker
     runner = ModelRunner(settings, worker.model_runner.backend, worker.model.spec.vocab_size, [])
     return Engine(settings, runner.execute, num_blocks)
@@ -245,7 +249,7 @@ def requests() -> list[tuple[list[int], list[int], SamplingParams]]:
     return made
 
 
-def test_torch_alone_equals_every_crowd(executor: UniProcExecutor) -> None:
+def test_alone_equals_every_crowd(executor: UniProcExecutor) -> None:
     alone: dict[int, Result] = {}
     for handles, prompt, params in requests():
         for i, handle in enumerate(handles):
@@ -288,7 +292,7 @@ def test_new_weights_give_new_tokens(executor: UniProcExecutor, tmp_path: Path) 
 
     before = tokens()
     assert tokens() == before
-    embed = torch.randn(300, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    embed = torch.randn(300, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     own.driver_worker.model_runner.model.load_weights([("model.embed_tokens.weight", embed)])
     after = tokens()
     assert after != before
