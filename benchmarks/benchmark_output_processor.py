@@ -3,10 +3,10 @@
 
     python benchmarks/benchmark_output_processor.py [--model smollm2-135m-instruct] [--output-len 128] [--json FILE]
 
-The core is played by prepared messages, one per step, as it would send them: every child gets a token in every step, and a
-FINAL_ONLY child is reported once, when it ends. Times are the smallest of --repeats runs, texts and lists made as a
-client reads them. "seam" compares the layer with a twin whose children make their own RequestOutput, without a
-`SamplingRequest` between; the two run in turn, and the median of the pairs' ratios is quoted.
+The core is played by prepared messages, one per step, as it would send them: every child gets a token in every step,
+and a FINAL_ONLY child is reported once, when it ends. Times are the smallest of --repeats runs. "seam" compares the
+layer with a twin whose loop makes a request's output itself, without a `SamplingRequest` between; the two run in turn,
+and the median of the pairs' ratios is quoted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer, open_tokenizer
-from vllm.v1.engine import output_processor as layer
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, Processed
 from vllm.v1.engine.parallel_sampling import Submission
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.metrics.stats import IterationStats
 
 SHAPES = ((64, 1), (16, 4), (1, 64), (256, 1), (4, 64))
 KINDS = (RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE)
@@ -63,7 +63,9 @@ def messages(children: int, output_len: int, kind: RequestOutputKind, tokens: np
         ends = step == steps - 1
         reasons = np.full(children, FinishReason.LENGTH if ends else FinishReason.NONE, np.uint8)
         columns = np.ascontiguousarray(table if whole else table[:, step]).ravel()
-        sent.append(EngineCoreOutputs(handles, offsets, columns, reasons, none, zeros, new_tokens=children, timestamp=1.0))
+        sent.append(
+            EngineCoreOutputs(handles, offsets, columns, reasons, none, zeros, new_tokens=children, timestamp=1.0)
+        )
     return sent
 
 
@@ -95,7 +97,7 @@ class SeamlessProcessor(OutputProcessor):
         outputs: list[RequestOutput] = []
         children = self._children
         tokens = message.token_ids.tolist()
-        stats = layer.IterationStats(message.timestamp, message.new_tokens)
+        stats = IterationStats(message.timestamp, message.new_tokens)
         stops: list[int] = []
         errors = message.errors
         reader = None
@@ -140,7 +142,7 @@ class SeamlessProcessor(OutputProcessor):
                 request.prompt_logprobs = None
             if output is not None:
                 self._emit(request, output, outputs, stats)
-        return layer.Processed(outputs, stops, stats)
+        return Processed(outputs, stops, [], stats)
 
 
 def main() -> None:

@@ -78,8 +78,8 @@ class AsyncLLM:
         self.output_processor = OutputProcessor(tokenizer)
         self.metrics = EngineMetrics(vllm_config.model.served_model_name or vllm_config.model.model)
         self._threads = ThreadPoolExecutor(1, "vllm-tokenizer")
-        self._backlog: deque[EngineCoreOutputs] = deque()
-        """Slices of the core's messages that wait for their turn."""
+        self._backlog: deque[tuple[EngineCoreOutputs, bool]] = deque()
+        """Slices of the core's messages that wait for their turn, and whether each is the last of its step."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -108,7 +108,8 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> RequestOutputCollector:
-        """Submit one request; its outputs come to the collector. Raises as `LLMEngine.add_request`, and EngineDeadError."""
+        """Submit one request; its outputs come to the collector. Raises as `LLMEngine.add_request` does, and
+        EngineDeadError."""
         collector, _ = await self._submit(
             request_id, prompt, params, arrival_time, lora_request, tokenization_kwargs, trace_headers, priority
         )
@@ -146,7 +147,7 @@ class AsyncLLM:
         collector = RequestOutputCollector(submission.kind)
         request = self.output_processor.add(submission, collector)
         try:
-            self.client.add_request(submission.core_request)
+            self.client.add_requests([submission.core_request])
         except BaseException:
             self.output_processor.withdraw(request)
             raise
@@ -175,11 +176,18 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and yield its outputs, of the kind that its params ask for.
 
-        Closing or cancelling the generator ends all children. Raises what `add_request` raises, EngineGenerateError when
-        this request failed inside the engine, and EngineDeadError.
+        Closing or cancelling the generator ends all children. Raises what `add_request` raises, EngineGenerateError
+        when this request failed inside the engine, and EngineDeadError.
         """
         collector, request = await self._submit(
-            request_id, prompt, sampling_params, arrival_time, lora_request, tokenization_kwargs, trace_headers, priority
+            request_id,
+            prompt,
+            sampling_params,
+            arrival_time,
+            lora_request,
+            tokenization_kwargs,
+            trace_headers,
+            priority,
         )
         finished = False
         try:
@@ -215,11 +223,13 @@ class AsyncLLM:
 
     def _process_next(self) -> None:
         """Process one slice; the others when the loop has looked around."""
-        message = self._backlog[0]
+        message, step_ends = self._backlog[0]
         try:
-            processed = self.output_processor.process(message)
+            processed = self.output_processor.process(message, step_ends)
             if processed.stops:
                 self.client.stop_children(processed.stops)
+            if processed.aborts:
+                self.client.abort(processed.aborts)
             self.metrics.record(message.stats, processed.stats)
         except EngineDeadError:
             return  # everybody has been told

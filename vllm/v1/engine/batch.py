@@ -1,8 +1,8 @@
 """Many requests at once on a synchronous engine, fed to the core in windows.
 
 Any number of prompts x n is taken: the core and the output layer hold at most `window` children at a time (one larger
-request is let in alone), and a finished request makes room for the next. Requests with the same prompt enter one after the
-other, so that they meet in the core and share its computation.
+request is let in alone), and a finished request makes room for the next. Requests with the same prompt enter one after
+the other, so that they meet in the core and share its computation.
 """
 
 from __future__ import annotations
@@ -105,9 +105,14 @@ class Batch:
         try:
             with _interrupts_between_steps() as check:
                 while True:
-                    while upcoming is not None and self._fits(upcoming):
-                        self._submit(upcoming)
+                    present = self._engine.output_processor.num_children
+                    chosen: list[int] = []
+                    while upcoming is not None and self._fits(present, upcoming):
+                        present += self._entries[upcoming].params.num_children
+                        chosen.append(upcoming)
                         upcoming = next(waiting, None)
+                    if chosen:
+                        self._submit(chosen)
                     if upcoming is None and not self._live:
                         break
                     self._step(progress)
@@ -134,16 +139,17 @@ class Batch:
             groups.setdefault(entry.prompt.token_ids.tobytes(), []).append(index)
         return list(itertools.chain.from_iterable(groups.values()))
 
-    def _fits(self, index: int) -> bool:
-        present = self._engine.output_processor.num_children
+    def _fits(self, present: int, index: int) -> bool:
         return not present or present + self._entries[index].params.num_children <= self._window
 
-    def _submit(self, index: int) -> None:
-        submission = self._submissions[index]
-        assert submission is not None
-        self._submissions[index] = None
-        self._engine.submit(submission, _Place(self, index))
-        self._live.add(submission.request_id)
+    def _submit(self, indices: list[int]) -> None:
+        together: list[tuple[Submission, _Place]] = []
+        for index in indices:
+            submission, self._submissions[index] = self._submissions[index], None
+            assert submission is not None  # each is submitted once
+            together.append((submission, _Place(self, index)))
+        self._engine.submit_all(together)
+        self._live.update(submission.request_id for submission, _ in together)
 
     def _step(self, progress: Progress | None) -> None:
         processed = self._engine.advance()
@@ -169,17 +175,15 @@ class Batch:
 def _interrupts_between_steps() -> Iterator[Any]:
     """In the main thread Ctrl-C is noted during a step and raised by the yielded function after it, so that no step is
     cut short. A second Ctrl-C is raised at once."""
-    noted: list[tuple[int, Any]] = []
-
-    def check() -> None:
-        if noted:
-            signum, frame = noted.pop()
-            previous(signum, frame)  # type: ignore[operator]
-
     previous = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(previous):
         yield lambda: None
         return
+    noted: list[tuple[int, Any]] = []
+
+    def check() -> None:
+        if noted:
+            previous(*noted.pop())
 
     def note(signum: int, frame: Any) -> None:
         if noted:

@@ -14,7 +14,8 @@ from vllm.v1.engine.logprobs import extend
 
 
 class RequestOutputCollector:
-    """A queue of length one for one consumer, in one event loop. An error wakes the consumer too, after what came before it."""
+    """A queue of length one for one consumer, in one event loop. An error wakes the consumer too, after what came
+    before it."""
 
     __slots__ = ("_delta", "_error", "_outputs", "_ready", "_waiting")
 
@@ -35,8 +36,8 @@ class RequestOutputCollector:
         else:
             self._merge(waiting, output)
 
-    def fail(self, error: Exception, output: RequestOutput | None = None) -> None:
-        """Nothing more will come; the first error stays."""
+    def fail(self, error: Exception, output: RequestOutput | None = None) -> None:  # noqa: ARG002
+        """Nothing more will come; the first error stays, and is all that the consumer gets."""
         if self._error is None:
             self._error = error
         self._ready.set()

@@ -51,7 +51,9 @@ class EngineCoreClient(Protocol):
     in_process: bool
     """Whether callables can reach the core."""
 
-    def add_request(self, request: EngineCoreRequest) -> None: ...
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        """In one message. In process a refusal is raised, and those after it are not added; else it is an answer."""
+
     def abort(self, handles: list[int]) -> None: ...
     def stop_children(self, handles: list[int]) -> None: ...
     def shutdown(self) -> None: ...
@@ -97,8 +99,9 @@ class InprocClient:
     def executor(self) -> Executor:
         return self.core.executor
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self.core.add_request(request)
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        for request in requests:
+            self.core.add_request(request)
 
     def abort(self, handles: list[int]) -> None:
         self.core.abort(handles)
@@ -149,8 +152,8 @@ class SyncMPClient:
             raise self.error
         self._process.send(message)
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._send(Add(request))
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        self._send(Add(requests))
 
     def abort(self, handles: list[int]) -> None:
         self._send(Abort(handles))
@@ -223,8 +226,8 @@ class _AsyncBase:
     def _transmit(self, message: ToCore) -> None:
         raise NotImplementedError
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        self._send(Add(request))
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        self._send(Add(requests))
 
     def abort(self, handles: list[int]) -> None:
         self._send(Abort(handles))
@@ -416,5 +419,3 @@ def make_async_client(
             raise UnsupportedError("an executor object cannot be given to a core in its own process: name its class")
         return AsyncMPClient(config, on_outputs, on_death)
     return AsyncThreadClient(config, on_outputs, on_death, executor)
-
-

@@ -74,10 +74,11 @@ class CoreLoop:
 
     def _handle(self, message: ToCore) -> None:
         if isinstance(message, Add):
-            try:
-                self._core.add_request(message.request)
-            except Exception as error:  # noqa: BLE001 - the request is answered, and the core goes on
-                self._send(Outputs(refusal(message.request.handles, str(error))))
+            for request in message.requests:
+                try:
+                    self._core.add_request(request)
+                except Exception as error:  # noqa: BLE001 - the request is answered, and the core goes on
+                    self._send(Outputs(refusal(request.handles, str(error))))
         elif isinstance(message, Abort):
             self._core.abort(message.handles)
         elif isinstance(message, StopChildren):
@@ -205,7 +206,7 @@ def _start(hello: Hello, send: Callable[[FromCore], None]) -> EngineCore:
     return core
 
 
-def _exit_quietly(signum: int, frame: Any) -> NoReturn:
+def _exit_quietly(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 

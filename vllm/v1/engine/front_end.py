@@ -54,7 +54,9 @@ def _generation_config(source: str, of_checkpoint: dict[str, Any]) -> dict[str, 
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"generation_config={source!r}: {path} cannot be read: {error}", "generation_config") from None
+        raise ConfigError(
+            f"generation_config={source!r}: {path} cannot be read: {error}", "generation_config"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"generation_config={source!r}: {path} does not hold an object", "generation_config")
     return values

@@ -15,7 +15,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core_client import SyncClient, make_sync_client
 from vllm.v1.engine.front_end import load_front_end
 from vllm.v1.engine.output_processor import OutputProcessor, Processed
-from vllm.v1.engine.parallel_sampling import Sink, Submission
+from vllm.v1.engine.parallel_sampling import SamplingRequest, Sink, Submission
 from vllm.v1.engine.processor import ModelInfo, Processor
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.stats import EngineMetrics, IterationStats, Metric
@@ -113,11 +113,20 @@ class LLMEngine:
 
     def submit(self, submission: Submission, sink: Sink | None = None) -> None:
         """Hand a checked request to the core, as it is. Its outputs go to the sink, if there is one."""
-        request = self.output_processor.add(submission, sink)
+        self.submit_all([(submission, sink)])
+
+    def submit_all(self, submissions: Sequence[tuple[Submission, Sink | None]]) -> None:
+        """Hand checked requests to the core in one message, so that they meet there. All are taken, or none."""
+        requests: list[SamplingRequest] = []
         try:
-            self.client.add_request(submission.core_request)
+            for submission, sink in submissions:
+                requests.append(self.output_processor.add(submission, sink))
+            self.client.add_requests([request.submission.core_request for request in requests])
         except BaseException:
-            self.output_processor.withdraw(request)
+            for request in requests:
+                self.output_processor.withdraw(request)
+            if self.client.error is None:
+                self.client.abort([handle for request in requests for handle in request.handles])
             raise
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -147,17 +156,19 @@ class LLMEngine:
     def advance(self) -> Processed:
         """`step`, with its statistics."""
         if not self.output_processor.num_children:
-            return Processed([], [], IterationStats())
+            return Processed([], [], [], IterationStats())
         try:
             message = self.client.get_outputs()
         except Exception as error:
             self.output_processor.fail_all(error)
             raise
         if message is None:
-            return Processed([], [], IterationStats())
+            return Processed([], [], [], IterationStats())
         processed = self.output_processor.process(message)
         if processed.stops:
             self.client.stop_children(processed.stops)
+        if processed.aborts:
+            self.client.abort(processed.aborts)
         self.metrics.record(message.stats, processed.stats)
         return processed
 

@@ -1,13 +1,14 @@
 """The process a core runs in, as its parent sees it: start, messages, death, end.
 
-The child is a fresh interpreter (no fork, no pickle, the parent's main module is not imported). Both sides talk over two
-zmq sockets in a folder that only this user can enter; the folder is removed as soon as both are connected. A socket pair
-is the lifeline: the kernel closes an end when its process ends, however it ends, and the other side sees that at once.
+The child is a fresh interpreter (no fork, no pickle, the parent's main module is not imported). Both sides talk over
+two zmq sockets in a folder that only this user can enter; the folder is removed as soon as both are connected. A socket
+pair is the lifeline: the kernel closes an end when its process ends, however it ends, and the other side sees it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket as sockets
@@ -52,7 +53,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_lifelines)
 
 _START = (
-    "import sys; sys.path[:] = {path!r}; from vllm.v1.engine.core_proc import main; main({inbox!r}, {outbox!r}, {lifeline!r})"
+    "import sys; sys.path[:] = {path!r}; from vllm.v1.engine.core_proc import main; "
+    "main({inbox!r}, {outbox!r}, {lifeline!r})"
 )
 
 
@@ -137,7 +139,7 @@ class CoreProcess:
         poller.register(self._from_core, zmq.POLLIN)
         poller.register(self._lifeline.fileno(), zmq.POLLIN)
         while (message := self.receive_nowait()) is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            left = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
             if left == 0:
                 return None
             ready = dict(poller.poll(left))
@@ -149,8 +151,7 @@ class CoreProcess:
     @property
     def readable_fd(self) -> int:
         """Tells an event loop that messages may have come (edge-triggered: read until there are none)."""
-        fd: int = self._from_core.getsockopt(zmq.FD)
-        return fd
+        return int(self._from_core.getsockopt(zmq.FD))
 
     @property
     def lifeline(self) -> int:

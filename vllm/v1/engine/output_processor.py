@@ -1,8 +1,8 @@
 """From the core's columns to what users read: the one loop over a step's outputs.
 
-A child has a state here, by handle, from submission until its last report. It gets exactly one last report: from the core
-when that ended it (also by abort), or from here when a stop string was found in its text; then the core is told to stop
-it, and says nothing more about it.
+A child has a state here, by handle, from submission until its last report. It gets exactly one last report: from the
+core when that ended it (also by abort), or from here when a stop string was found in its text; then the core is told to
+stop it, and says nothing more about it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.children import Child, Shared, child_class
 from vllm.v1.engine.logprobs import LogprobReader, TokenTexts, prompt_logprobs
 from vllm.v1.engine.parallel_sampling import SamplingRequest, Sink, Submission, fan_out
-from vllm.v1.messages import EngineCoreOutputs, LogprobColumnsMsg, make_handle
+from vllm.v1.messages import EngineCoreOutputs, FinishReason, LogprobColumnsMsg, make_handle
 from vllm.v1.metrics.stats import FinishedRequest, IterationStats
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Processed(msgspec.Struct, gc=False):
     """Of requests without a sink."""
     stops: list[int]
     """Handles in whose text a stop string was found, for the core."""
+    aborts: list[int]
+    """Handles that were ended here because enough of their siblings have finished, for the core."""
     stats: IterationStats
 
 
@@ -133,16 +135,20 @@ class OutputProcessor:
 
     def check_idle(self) -> None:
         """Raise IntegrityError with the numbers unless every table is empty."""
-        counts = (len(self._requests), len(self._children), len(self._opened))
-        if any(counts):
-            raise IntegrityError("output processor is not idle: %d requests, %d children, %d open parents" % counts)
+        requests, children, opened = len(self._requests), len(self._children), len(self._opened)
+        if requests or children or opened:
+            raise IntegrityError(
+                f"output processor is not idle: {requests} requests, {children} children, {opened} open parents"
+            )
 
     # ---- out
 
-    def process(self, message: EngineCoreOutputs) -> Processed:
-        """The one loop. Outputs go to their request's sink, or are returned."""
+    def process(self, message: EngineCoreOutputs, step_ends: bool = True) -> Processed:
+        """The one loop. Outputs go to their request's sink, or are returned. With `step_ends` false more slices of the
+        step's message follow."""
         outputs: list[RequestOutput] = []
         stops: list[int] = []
+        aborts: list[int] = []
         stats = IterationStats(message.timestamp or time.monotonic(), message.new_tokens)
         children = self._children
         reader = None if message.logprobs is None else LogprobReader(message.logprobs)
@@ -187,10 +193,16 @@ class OutputProcessor:
             opened = self._opened[:]
             self._opened.clear()
             for request in opened:
+                if request.has_enough:
+                    if not step_ends:
+                        self._opened.append(request)
+                        continue
+                    self._end_rest(request, message, aborts, outputs, stats)
                 output = request.close()
                 if output is not None:
                     self._emit(request, output, outputs, stats)
-        return Processed(outputs, stops, stats)
+            self._opened.clear()
+        return Processed(outputs, stops, aborts, stats)
 
     def _emit(
         self, request: SamplingRequest, output: RequestOutput, outputs: list[RequestOutput], stats: IterationStats
@@ -206,6 +218,27 @@ class OutputProcessor:
             sink.put(output)
         elif output.finished:
             sink.fail(EngineGenerateError(f"request {request.request_id!r} failed: {request.error}"), output)
+
+    def _end_rest(
+        self,
+        request: SamplingRequest,
+        message: EngineCoreOutputs,
+        aborts: list[int],
+        outputs: list[RequestOutput],
+        stats: IterationStats,
+    ) -> None:
+        """Enough children have finished, which the core cannot know yet: the others end with what they have."""
+        for handle in request.handles:
+            child = self._children.pop(handle, None)
+            if child is None:
+                continue
+            aborts.append(handle)
+            completion = child.advance([], 0, int(FinishReason.ABORT), -1, None)
+            assert completion is not None  # it has ended
+            self._child_ended(child, "abort", message, -1, stats)
+            output = request.collect(child.index, completion)
+            if output is not None:
+                self._emit(request, output, outputs, stats)
 
     def _child_ended(
         self, child: Child, reason: str, message: EngineCoreOutputs, row: int, stats: IterationStats
@@ -230,6 +263,7 @@ class OutputProcessor:
             child = self._children.get(handle)
             if child is not None and child.request.times.saw_first_token(stats.timestamp):
                 stats.time_to_first_tokens.append(stats.timestamp - child.request.times.arrival)
+                stats.num_prompt_tokens += len(child.request.prompt_token_ids)
 
     def _take_prompt_logprobs(self, entries: dict[int, LogprobColumnsMsg]) -> None:
         for handle, columns in entries.items():
@@ -252,14 +286,15 @@ def _finished(request: SamplingRequest, output: RequestOutput, end: float) -> Fi
     )
 
 
-def slices(message: EngineCoreOutputs, size: int) -> Iterator[EngineCoreOutputs]:
-    """Cut a message into messages of at most `size` children, for a front end that must not be kept busy for long.
+def slices(message: EngineCoreOutputs, size: int) -> Iterator[tuple[EngineCoreOutputs, bool]]:
+    """Cut a message into messages of at most `size` children, for a front end that must not be kept busy for long; with
+    each, whether it is the last.
 
     What belongs to the step as a whole stands in the first (what is needed before) or in the last (counts and state).
     """
     total = len(message.handles)
     if total <= size:
-        yield message
+        yield message, True
         return
     ended = 0
     for low in range(0, total, size):
@@ -270,7 +305,7 @@ def slices(message: EngineCoreOutputs, size: int) -> Iterator[EngineCoreOutputs]
         ended = rows.stop
         begins, is_last = low == 0, high == total
         columns, times = message.logprobs, message.finished_times
-        yield EngineCoreOutputs(
+        piece = EngineCoreOutputs(
             handles=message.handles[low:high],
             offsets=message.offsets[low : high + 1] - first,
             token_ids=message.token_ids[first:last],
@@ -286,6 +321,7 @@ def slices(message: EngineCoreOutputs, size: int) -> Iterator[EngineCoreOutputs]
             stats=message.stats if is_last else None,
             timestamp=message.timestamp,
         )
+        yield piece, is_last
 
 
 _TIMES = ("scheduled", "first_token", "last_token", "num_preemptions")

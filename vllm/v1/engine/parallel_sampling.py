@@ -9,6 +9,9 @@ has one child or ten thousand is known in this module only.
     Parent     FINAL    None … the output with all n, when the last   never opened
     Parent     others   None; the parent is "open" until the end      one output with the children that moved
                         of the core's step                            in this step
+
+`finish_after` is counted in the core, which ends the others in the same step. Stop strings are found here, later: then
+the parent counts, and at the end of the step the output processor ends the others with what they have.
 """
 
 from __future__ import annotations
@@ -75,8 +78,11 @@ class SamplingRequest(Protocol):
     """Set by the output processor when a child failed inside the engine."""
     finish_reasons: dict[str, int]
     """Children that ended, by reason; kept by the output processor."""
-    n: int
-    """Completions that the user gets."""
+
+    @property
+    def n(self) -> int:
+        """Completions that the user gets."""
+
     sink: Sink | None
     """Where outputs go; None: they are returned from the step. Set by whoever submits."""
 
@@ -86,6 +92,10 @@ class SamplingRequest(Protocol):
 
     def collect(self, index: int, completion: CompletionOutput) -> RequestOutput | None:
         """Take what child `index` has to say; the user's output, if one is due now."""
+
+    @property
+    def has_enough(self) -> bool:
+        """`finish_after` children have ended by themselves, and others have not. True only in a step that opened it."""
 
     def close(self) -> RequestOutput | None:
         """The step is over: the output with the children that moved in it, if that is how this request reports."""
@@ -119,17 +129,15 @@ class SingularSamplingRequest(_Request):
     """One child, whose completions are the request's."""
 
     __slots__ = ("_delta", "finished")
+    n = 1
+    has_enough = False
 
     def __init__(self, submission: Submission, handles: list[int]) -> None:
         super().__init__(submission, handles)
         self.finished = False
         self._delta = submission.kind is RequestOutputKind.DELTA
 
-    @property
-    def n(self) -> int:
-        return 1
-
-    def collect(self, index: int, completion: CompletionOutput) -> RequestOutput | None:
+    def collect(self, index: int, completion: CompletionOutput) -> RequestOutput | None:  # noqa: ARG002
         if completion.finish_reason is None:
             output = RequestOutput(
                 self.request_id, self._prompt, self.prompt_token_ids, self.prompt_logprobs, [completion], False,
@@ -155,7 +163,7 @@ class ParentRequest(_Request):
     `opened` is the output processor's list of the parents that have something to say at the end of the step.
     """
 
-    __slots__ = ("_completions", "_delta", "_live", "_moved", "_opened", "_ranked", "finished", "n")
+    __slots__ = ("_completions", "_delta", "_live", "_missing", "_moved", "_opened", "_ranked", "finished", "n")
 
     def __init__(self, submission: Submission, handles: list[int], opened: list[SamplingRequest]) -> None:
         super().__init__(submission, handles)
@@ -165,6 +173,8 @@ class ParentRequest(_Request):
         self._opened = opened
         self._delta = submission.kind is RequestOutputKind.DELTA
         self._ranked = submission.params.best_of is not None
+        self._missing = submission.params.finish_after or 0
+        """Children that are still to end by themselves before the others are ended; 0: no such limit."""
         self._completions: list[CompletionOutput | None] | None = None
         """FINAL_ONLY: by index, what has ended."""
         self._moved: list[CompletionOutput] | None = None
@@ -175,19 +185,29 @@ class ParentRequest(_Request):
     def collect(self, index: int, completion: CompletionOutput) -> RequestOutput | None:
         if completion.finish_reason is not None:
             self._live -= 1
+            if self._missing and completion.finish_reason in ("stop", "length"):
+                self._missing -= 1
+                if not self._missing and self._moved is None:
+                    self._open()
         if self._completions is not None:
             self._completions[index] = completion
             return self._output(self._final(self._completions)) if self._live == 0 else None
         if self._moved is None:
-            self._moved = [completion]
-            self._opened.append(self)
-        else:
-            self._moved.append(completion)
+            self._open()
+        self._moved.append(completion)  # type: ignore[union-attr]  # it is open
         return None
+
+    def _open(self) -> None:
+        self._moved = []
+        self._opened.append(self)
+
+    @property
+    def has_enough(self) -> bool:
+        return self._live > 0 and not self._missing and self.submission.params.finish_after is not None
 
     def close(self) -> RequestOutput | None:
         moved, self._moved = self._moved, None
-        return None if moved is None else self._output(moved)
+        return self._output(moved) if moved else None
 
     def _final(self, completions: list[CompletionOutput | None]) -> list[CompletionOutput]:
         ended = [completion for completion in completions if completion is not None]
@@ -213,7 +233,7 @@ class ParentRequest(_Request):
 
 
 def _mean_logprob(completion: CompletionOutput) -> float:
-    """Rank of one of best_of's children: failed and empty ones last. Equal ones keep their order (the sort is stable)."""
+    """Rank of one of best_of's children: failed and empty ones last. Equal ones keep their order (stable sort)."""
     if not completion.token_ids or completion.cumulative_logprob is None:
         return NEVER_RANKED
     return completion.cumulative_logprob / len(completion.token_ids)
@@ -227,7 +247,9 @@ def core_params(params: SamplingParams, logprobs_mode: str) -> SamplingParams:
     if params.best_of is None:
         return params
     if not logprobs_mode.endswith("logprobs"):
-        raise BadRequestError(f"best_of ranks by log-probability, but this engine's logprobs_mode is {logprobs_mode}", "best_of")
+        raise BadRequestError(
+            f"best_of ranks by log-probability, but this engine's logprobs_mode is {logprobs_mode}", "best_of"
+        )
     if params.logprobs is not None:
         return params
     ranked = params.clone()

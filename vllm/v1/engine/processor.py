@@ -1,7 +1,7 @@
 """From what a user asked for to what the core runs: everything is checked here, and the prompt is tokenized, once.
 
-Nothing here touches the engine's state, so a refused request leaves no trace. `tokenize` is the part that can take long;
-it may run in another thread.
+Nothing here touches the engine's state, so a refused request leaves no trace. `tokenize` is the part that can take
+long; it may run in another thread.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ class Processor:
             for prompt, own, ready in zip(prompts, params, done, strict=True)
         ]
 
-    def _tokenized(
-        self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None
-    ) -> TokenizedPrompt:
+    def _tokenized(self, text: str | None, ids: list[int], params: SamplingParams, salt: str | None) -> TokenizedPrompt:
         if params.truncate_prompt_tokens is not None:
             keep = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self._max_prompt_len
             ids = ids[-keep:]
@@ -176,7 +174,8 @@ class Processor:
             for position, value in enumerate(ids):
                 if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                     raise BadRequestError(
-                        f"prompt_token_ids must be ints, got {value!r:.80} ({type(value).__name__}) at position {position}",
+                        f"prompt_token_ids must be ints, got {value!r:.80} ({type(value).__name__}) "
+                        f"at position {position}",
                         "prompt_token_ids",
                     )
             ids = [int(value) for value in ids]
@@ -212,12 +211,16 @@ class Processor:
     def check_params(self, params: SamplingParams, kind: RequestOutputKind) -> None:
         """Raise BadRequestError, or UnsupportedError by name, for what this engine cannot do with these parameters."""
         if not isinstance(params, SamplingParams):
-            raise BadRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+            raise BadRequestError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params"
+            )
         params.verify(kind)
         limit = self.config.scheduler.max_n
         if params.num_children > limit:
             name = "n" if params.best_of is None else "best_of"
-            raise BadRequestError(f"{name} must be at most {limit} (max_n of this engine), got {params.num_children}", name)
+            raise BadRequestError(
+                f"{name} must be at most {limit} (max_n of this engine), got {params.num_children}", name
+            )
         if params.constraint is not None:
             raise UnsupportedError("structured_outputs (guided_decoding) is not built yet")
         if params.extra_args:
@@ -247,7 +250,8 @@ class Processor:
     def _check_vocabulary(self, name: str, ids: Any) -> None:
         if ids and max(ids) >= self.model.vocab_size:
             raise BadRequestError(
-                f"{name}: token id {max(ids)} is out of range: the vocabulary has ids 0 to {self.model.vocab_size - 1}", name
+                f"{name}: token id {max(ids)} is out of range: the vocabulary has ids 0 to {self.model.vocab_size - 1}",
+                name,
             )
 
     def _for_core(self, params: SamplingParams, room: int) -> SamplingParams:

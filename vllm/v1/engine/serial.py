@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from typing import Any, Generic, TypeVar, Union, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -24,7 +24,9 @@ def encode_hook(value: Any) -> Any:
     """What msgpack does not know: arrays, numpy scalars. Anything else is refused by the name of its type."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
-            raise NotImplementedError(f"cannot send a {value.ndim}-dimensional array of {value.dtype} to the engine core")
+            raise NotImplementedError(
+                f"cannot send a {value.ndim}-dimensional array of {value.dtype} to the engine core"
+            )
         return (value.dtype.str, np.ascontiguousarray(value).data.cast("B") if value.size else b"")
     if isinstance(value, np.integer):
         return int(value)
@@ -73,7 +75,8 @@ def dump_config(config: Any) -> bytes:
 
 def load_config(kind: type[T], data: bytes) -> T:
     """The inverse of `dump_config`; equal to the original."""
-    return _build(kind, msgspec.json.decode(data))
+    config: T = _build(kind, msgspec.json.decode(data))
+    return config
 
 
 def _build(kind: Any, values: dict[str, Any]) -> Any:
@@ -89,7 +92,7 @@ def _build(kind: Any, values: dict[str, Any]) -> Any:
 
 
 class Add(msgspec.Struct, tag=0, array_like=True, gc=False):
-    request: EngineCoreRequest
+    requests: list[EngineCoreRequest]
 
 
 class Abort(msgspec.Struct, tag=1, array_like=True, gc=False):
@@ -154,8 +157,8 @@ class CoreInfo(msgspec.Struct, array_like=True):
     """Longest prompt that can ever run."""
 
 
-ToCore = Union[Add, Abort, StopChildren, Call, Hello, Shutdown]
-FromCore = Union[Outputs, Result, Ready, Failed]
+ToCore = Add | Abort | StopChildren | Call | Hello | Shutdown
+FromCore = Outputs | Result | Ready | Failed
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
