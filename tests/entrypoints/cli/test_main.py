@@ -198,3 +198,19 @@ def test_demo_colours_unlikely_tokens() -> None:
     assert [(span.start, span.end, span.style) for span in text.spans] == [(5, 11, "yellow"), (11, 13, "red")]
     split = [{1: Logprob(-0.1, 1, "\ufffd")}, {2: Logprob(-5.0, 9, "\ufffd")}]
     assert demo._coloured(CompletionOutput(0, "é", [1, 2], -5.1, split)).spans == []
+
+
+@pytest.mark.parametrize(("answers", "rows"), [(1, [1]), (3, [3]), (4, [2, 2]), (6, [3, 3]), (7, [3, 3, 1])])
+def test_demo_lays_the_answers_out_in_even_rows(
+    capsys: pytest.CaptureFixture[str], stand_in: type[StandIn], answers: int, rows: list[int]
+) -> None:
+    _, out, _ = run(capsys, "demo", "-n", str(answers), "--prompt", "x", "--max-tokens", "1")
+    assert [line.count("2 tokens, stop") for line in out.splitlines() if "2 tokens, stop" in line] == rows
+
+
+def test_demo_for_real(smollm2_path: object) -> None:
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "demo", "-n", "2", "--max-tokens", "4", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tokens, ") >= 2
+    assert "2 answers, " in done.stdout

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     llm.shutdown()
 
     console.print(Panel(escape(_printable(args.prompt)), title="prompt", title_align="left", border_style="bold"))
-    across = max(1, min(len(output.outputs), console.width // 38))
+    most = max(1, min(len(output.outputs), console.width // 38))
+    across = math.ceil(len(output.outputs) / math.ceil(len(output.outputs) / most))  # rows of one length
     width = console.width // across - 1
     console.print(Columns([_panel(completion, width) for completion in output.outputs], padding=(0, 1, 0, 0)))
     tokens = sum(len(completion.token_ids) for completion in output.outputs)
