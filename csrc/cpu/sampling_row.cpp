@@ -66,8 +66,9 @@ float kth_largest(const float* x, int n, int k, std::vector<float>& buffer) {
   constexpr int kSample = 1024, kMargin = 64;
   for (int i = 0; i < kSample; ++i) copy[i] = x[static_cast<int64_t>(i) * n / kSample];
   const int place = static_cast<int>(static_cast<int64_t>(k) * kSample / n);
-  std::sort(copy, copy + kSample, std::greater<float>());
-  const int32_t guesses[2] = {key_of(copy[std::min(place + kMargin, kSample - 1)]), key_of(copy[std::max(place - kMargin, 0)])};
+  const int low_place = std::min(place + kMargin, kSample - 1), high_place = std::max(place - kMargin, 0);
+  const float low = nth_largest(copy, kSample, low_place + 1);  // what is larger stands before it now
+  const int32_t guesses[2] = {key_of(low), key_of(low_place > high_place ? nth_largest(copy, low_place, high_place + 1) : low)};
   for (int step = 0; static_cast<int64_t>(hi) - lo > 1; ++step) {
     if (at_lo - at_hi <= kSmall) {
       const int inside = compress_between(x, n, value_of(lo), value_of(hi), copy);
