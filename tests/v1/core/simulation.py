@@ -3,8 +3,8 @@
 What stands in a cache slot is a number that depends on every token before it, as K and V do. The runner reads, through
 the block tables it was given, all that a sequence has in the cache before it computes anything, and compares it with
 what that sequence's own tokens say: a wrong table, a missing copy, a stale hit, a block used twice, or a position that
-was never computed is found in the step in which it is read. Tokens are drawn from what was *read*, the child's seed and the
-position in its output, so that a child's tokens must equal those of `expected_tokens`, which knows no cache at all.
+was never computed is found in the step in which it is read. Tokens are drawn from that content, the child's seed and
+the position in its output, so that a child's tokens must equal those of `expected_tokens`, which knows no cache at all.
 """
 
 from __future__ import annotations
@@ -257,7 +257,6 @@ class FakeRunner:
                 content = sequence.content(sequence.prompt_len - 1)
             else:
                 content = self.kept[fork.keep_key]
-                assert content == contents(fork.prompt_token_ids.tolist())[-1] or content != 0
             if fork.keep and fork.row >= 0:
                 assert fork.keep_key not in self.kept
                 self.kept[fork.keep_key] = content
@@ -419,14 +418,14 @@ class Simulation:
     def abort(self, handles: Iterable[int]) -> None:
         handles = list(handles)
         for handle in handles:
-            if handle in self.children:
+            if handle in self.scheduler._state.children:
                 self.children[handle].aborted = True
         self.scheduler.abort(handles)
 
     def stop(self, handles: Iterable[int]) -> None:
         handles = list(handles)
         for handle in handles:
-            if self.children[handle].reason == FinishReason.NONE:
+            if handle in self.scheduler._state.children:
                 self.children[handle].stopped = True
         self.scheduler.stop_children(handles)
 

@@ -173,8 +173,7 @@ class Scheduler:
         for handle in handles:
             child = state.children.get(handle)
             if child is not None:
-                state.outputs.carried.pop(handle, None)
-                state.end(child, by_itself=True)
+                state.stop(child)
                 requests[child.request] = None
         for request in requests:
             state.check_finish_after(request)

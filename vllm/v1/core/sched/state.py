@@ -11,7 +11,7 @@ from vllm.v1.core.prefill_group import GroupState, PrefillGroup, WaitQueue
 from vllm.v1.core.request import Child, ChildState, Key, Request
 from vllm.v1.core.sched.outputs import OutputBuilder
 from vllm.v1.core.sched.slots import SlotTable
-from vllm.v1.messages import FinishReason, SchedulerStats
+from vllm.v1.messages import FinishReason, LogprobColumnsMsg, SchedulerStats
 
 EMPTY = array("i")
 LAST: Key = ((2**63, math.inf, 0), 0)
@@ -177,6 +177,20 @@ class State:
             child.time_last = float(self.slots.last_token[child.slot])
         self.outputs.end(child, reason)
         self.end(child, by_itself=False)
+
+    def carry(self, request: Request, prompt_logprobs: LogprobColumnsMsg) -> None:
+        """Send the prompt's log-probabilities with the first report of the request's first live child."""
+        for child in request.children:
+            if child.state != ChildState.ENDED:
+                self.outputs.carried[child.handle] = prompt_logprobs
+                return
+
+    def stop(self, child: Child) -> None:
+        """End a live child for the front end, which wants no report of it."""
+        carried = self.outputs.carried.pop(child.handle, None)
+        self.end(child, by_itself=True)
+        if carried is not None:
+            self.carry(child.request, carried)
 
     def abort_rest(self, request: Request) -> None:
         """End the remaining children of a request."""

@@ -60,10 +60,7 @@ class Updater:
                 wanted.chunks.append(logprobs)
             if end == group.prompt_len:
                 wanted.complete = True
-                for child in wanted.request.children:
-                    if child.state != ChildState.ENDED:
-                        self.state.outputs.carried[child.handle] = join_columns(wanted.chunks)
-                        break
+                self.state.carry(wanted.request, join_columns(wanted.chunks))
                 wanted.chunks.clear()
 
     def _fail(self, handle: int, message: str) -> None:
