@@ -29,15 +29,17 @@ Message = dict[str, Any]
 class LLM:
     """A model, ready to generate. Keywords are those of `EngineArgs`; `None` means the default for each.
 
-    Raises TypeError for an unknown keyword (naming the nearest known one), ConfigError (a ValueError), ModelLoadError, or
-    UnsupportedError (a NotImplementedError) for what is known and not built. Use it as a context manager, or call
+    Raises TypeError for an unknown keyword (naming the nearest known one), ConfigError (a ValueError), ModelLoadError,
+    or UnsupportedError (a NotImplementedError) for what is known and not built. Use it as a context manager, or call
     `shutdown()`; at the latest its end comes with the program's.
     """
 
     llm_engine: LLMEngine
 
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:
-        self._start(EngineArgs(**({} if model is None else {"model": model}), **engine_args))
+        if model is not None:
+            engine_args["model"] = model
+        self._start(EngineArgs(**engine_args))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -81,8 +83,8 @@ class LLM:
             prompt_token_ids: legacy form of `prompts`.
 
         Raises BadRequestError (a ValueError) or UnsupportedError (a NotImplementedError) before anything is computed if
-        one of the prompts or params is wrong. If a request fails inside the engine (a logits processor raised), the others
-        are finished; then EngineGenerateError is raised, whose `outputs` has them all. Ctrl-C, or any other
+        one of the prompts or params is wrong. If a request fails inside the engine (a logits processor raised), the
+        others are finished; then EngineGenerateError is raised, whose `outputs` has them all. Ctrl-C, or any other
         exception, aborts what was submitted; the engine stays usable.
         """
         return self._run(split_prompts(prompts, prompt_token_ids), sampling_params, use_tqdm, lora_request, priority)
@@ -101,8 +103,8 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Complete conversations: one list of messages, or several. Raises as `generate`, and BadRequestError for messages
-        that the chat template does not take."""
+        """Complete conversations: one list of messages, or several. Raises as `generate`, and BadRequestError for
+        messages that the chat template does not take."""
         from vllm.entrypoints.chat_utils import render
 
         if mm_processor_kwargs:
@@ -150,7 +152,9 @@ class LLM:
         priorities = one_each("priority", priority, count, 0)
         for own in {id(own): own for own in params}.values():
             if not isinstance(own, SamplingParams):
-                raise BadRequestError(f"sampling_params must be SamplingParams, got {type(own).__name__}", "sampling_params")
+                raise BadRequestError(
+                    f"sampling_params must be SamplingParams, got {type(own).__name__}", "sampling_params"
+                )
             own.verify(RequestOutputKind.FINAL_ONLY)
         tokenized = processor.tokenize_batch(prompts, params, add_special_tokens)
         entries = [Entry(*fields) for fields in zip(tokenized, params, loras, priorities, strict=True)]
@@ -220,6 +224,6 @@ def _progress(use_tqdm: bool | Callable[..., Any], prompts: int, children: int) 
         return None
     if callable(use_tqdm):
         return ProgressBar(use_tqdm, prompts, children)
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     return ProgressBar(tqdm, prompts, children)

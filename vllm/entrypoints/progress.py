@@ -35,7 +35,7 @@ class ProgressBar:
         """After a step: its statistics, and the requests it finished."""
         self._children_done += processed.stats.num_children_finished
         self._tokens_out += processed.stats.num_generation_tokens
-        self._tokens_in += sum(len(output.prompt_token_ids or ()) for output in outputs)
+        self._tokens_in += processed.stats.num_prompt_tokens
         now = time.perf_counter()
         if outputs or now - self._shown >= _INTERVAL:
             self._shown = now

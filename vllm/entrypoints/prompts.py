@@ -53,7 +53,7 @@ def _split(prompts: Any) -> list[PromptType]:
 
 
 def one_each(name: str, value: Any, count: int, default: T) -> list[T]:
-    """`value` for each of `count` prompts: a list as it is, anything else repeated (the same object), None: `default`."""
+    """`value` for each of `count` prompts: a list as it is, anything else repeated (the same object), None: default."""
     if value is None:
         return [default] * count
     if isinstance(value, (list, tuple)):

@@ -28,11 +28,21 @@ def _sync_engines() -> Iterator[dict[str, LLMEngine]]:
 @pytest.fixture(params=SYNC)
 def engine(request: pytest.FixtureRequest, _sync_engines: dict[str, LLMEngine]) -> Iterator[LLMEngine]:
     """An LLMEngine with an empty prefix cache. Afterwards everything must be gone."""
-    own = _sync_engines.get(request.param)
+    yield from _shared(_sync_engines, request.param, "FakeExecutor")
+
+
+@pytest.fixture(params=SYNC)
+def slow_engine(request: pytest.FixtureRequest, _sync_engines: dict[str, LLMEngine]) -> Iterator[LLMEngine]:
+    """The same, taking its time for a step: also a core in its own process is still at it when a test acts."""
+    yield from _shared(_sync_engines, request.param, "SlowExecutor")
+
+
+def _shared(engines: dict[str, LLMEngine], where: str, executor: str) -> Iterator[LLMEngine]:
+    own = engines.get(where + executor)
     if own is None:
-        own = _sync_engines[request.param] = LLMEngine(
-            fake_config(),
-            multiprocessing=request.param == "own_process",
+        own = engines[where + executor] = LLMEngine(
+            fake_config(distributed_executor_backend=f"tests.v1.engine.fakes:{executor}"),
+            multiprocessing=where == "own_process",
             model=FAKE_MODEL,
             tokenizer=bundled_tokenizer(),
         )

@@ -1,7 +1,7 @@
 """Counts and times of requests and steps, kept by the front end.
 
-The output processor fills one `IterationStats` per message of the core; `EngineMetrics` sums them up, and `read()` hands
-the sums out as `Counter`, `Gauge` and `Histogram` values under upstream's names. Nothing here is touched per token.
+The output processor fills one `IterationStats` per message of the core; `EngineMetrics` sums them up, and `read()`
+hands the sums out as `Counter`, `Gauge` and `Histogram` values under upstream's names. Nothing here costs per token.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from vllm.v1.messages import SchedulerStats
 
 
 class RequestTimes:
-    """Times and sums over the children of one request; the front end owns it from submission to the last child's end."""
+    """Times and sums over the children of one request, from its submission to the last child's end."""
 
     __slots__ = (
-        "arrival", "arrival_wall", "first_token", "last_token", "max_tokens", "num_preemptions", "num_tokens", "scheduled",
+        "arrival", "arrival_wall", "first_token", "last_token", "max_tokens", "num_preemptions", "num_tokens",
+        "scheduled",
     )  # fmt: skip
 
     def __init__(self, arrival: float | None = None) -> None:
@@ -92,6 +93,8 @@ class IterationStats:
     timestamp: float = 0.0
     num_generation_tokens: int = 0
     num_children_finished: int = 0
+    num_prompt_tokens: int = 0
+    """Of the requests whose first token came."""
     time_to_first_tokens: list[float] = field(default_factory=list)
     """One per request whose first token (of any child) came."""
     finished: list[FinishedRequest] = field(default_factory=list)
@@ -142,7 +145,28 @@ class HistogramSum:
         return Histogram(name, labels, total, self.sum, buckets)
 
 
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 _CHILDREN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
