@@ -89,7 +89,8 @@ class TokenLogprobArgs(ctypes.Structure):
 def _address(array: npt.NDArray[Any]) -> int:
     """array.ctypes.data, in a quarter of its time where the array can be written."""
     if array.flags.writeable and array.nbytes:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        buffer: Any = array
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     return int(array.ctypes.data)
 
 
