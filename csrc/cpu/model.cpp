@@ -589,6 +589,9 @@ void Model::forward(const StepShape& step, const int32_t* token_ids, const int32
   if (layers.empty() && count < tokens)
     for (int32_t i = 0; i < count; ++i) std::memmove(rows + i * stride, rows + hidden_rows[i] * stride, stride * 4);
   norm_rows(rows, stride, count, final_norm, out, h_stride);
+  const int64_t used = stride * 4 / per_unit();  // the caller's memory need not be clear
+  for (int32_t i = 0; i < count && used < h_stride * 4; ++i)
+    std::memset(static_cast<char*>(out) + i * h_stride * 4 + used, 0, h_stride * 4 - used);
 }
 
 int vocab_size(const Model& model) { return static_cast<int>(model.vocab); }

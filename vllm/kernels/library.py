@@ -11,6 +11,7 @@ import functools
 import os
 from pathlib import Path
 
+from vllm import envs
 from vllm.exceptions import VLLMError
 
 ISAS = ("generic", "avx2", "avx512", "avx512bf16")
@@ -29,7 +30,7 @@ class KernelError(VLLMError, RuntimeError):
 
 def library_dir() -> Path:
     """Where the libraries are: beside the package, or where VLLM_CPU_LIBRARY_DIR says (sanitized and test builds)."""
-    override = os.environ.get("VLLM_CPU_LIBRARY_DIR")
+    override = envs.VLLM_CPU_LIBRARY_DIR
     return Path(override) if override else LIBRARY_DIR
 
 
@@ -56,10 +57,8 @@ def supported_isas() -> tuple[str, ...]:
 def choose_isa() -> str:
     """The variant to load: VLLM_CPU_ISA where it is set, otherwise the fastest that is built and runs here."""
     supported = supported_isas()
-    forced = os.environ.get("VLLM_CPU_ISA")
-    if forced:
-        if forced not in ISAS:
-            raise KernelLibraryError(f"VLLM_CPU_ISA={forced!r} is not one of {', '.join(ISAS)}")
+    forced = envs.VLLM_CPU_ISA
+    if forced is not None:
         if forced not in supported:
             raise KernelLibraryError(f"VLLM_CPU_ISA={forced}: this machine runs only {', '.join(supported)}")
         if not library_path(forced).is_file():

@@ -10,21 +10,9 @@ import numpy.typing as npt
 
 from vllm.kernels import sampling
 from vllm.kernels.library import KernelError, check, load
+from vllm.kernels.matrix import ACTIVATIONS, ENCODED_TYPES, KINDS, SOURCE_TYPES, declare
 from vllm.model_executor.backends.interface import LogprobColumns, LogprobsMode, Sampled, SamplingBatch
 from vllm.model_executor.spec import DecoderSpec
-
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""Weight kinds of gemm.h. int8 runs with bf16 activations and cache."""
-
-SOURCE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""What rows of a weight may be handed over as (bf16 as its bits)."""
-
-ENCODED_TYPES = {
-    name: 10 + index for index, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
-}
-"""GGUF's block formats, handed over as their bytes."""
-
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 _GLOBAL_SLOTS = {"embed": 0, "head": 1, "final_norm": 2}
 _LAYER_SLOTS = {
@@ -40,7 +28,6 @@ _LAYER_SLOTS = {
 PHASES = ("embed", "norm", "qkv", "rope", "attention", "out", "gate_up", "down", "head")
 
 _SIGNATURES: dict[str, tuple[Any, str]] = {
-    # p pointer, i int32, l int64
     "vllm_model_create": (ctypes.c_void_p, "plpli"),
     "vllm_model_free": (None, "p"),
     "vllm_model_set": (ctypes.c_int, "piillpi"),
@@ -56,19 +43,9 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
     "vllm_model_token_logprobs": (ctypes.c_int, "ppp"),
     "vllm_model_profile": (ctypes.c_int, "ppi"),
 }
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64}
-
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 Hidden = npt.NDArray[np.uint8]
-
-
-def declare(library: ctypes.CDLL) -> None:
-    """Argument types of the model's entry points."""
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = [_TYPES[kind] for kind in arguments]
 
 
 def slot_of(name: str) -> tuple[int, int]:
@@ -134,7 +111,7 @@ class DecoderKernel:
 
     def __init__(self, spec: DecoderSpec, kind: str, threads: int, isa: str | None = None) -> None:
         self.library = load(isa)
-        declare(self.library)
+        declare(self.library, _SIGNATURES)
         self.vocab_size = spec.vocab_size
         self.threads = threads
         ints, floats = encode_spec(spec, kind)

@@ -13,7 +13,8 @@ import numpy as np
 from vllm.config import DeviceConfig
 from vllm.exceptions import ConfigError, UnsupportedError, UnsupportedSpecError, WeightError
 from vllm.kernels.library import KernelLibraryError, available_threads, choose_isa
-from vllm.kernels.model import ACTIVATIONS, ENCODED_TYPES, DecoderKernel
+from vllm.kernels.matrix import ACTIVATIONS, ENCODED_TYPES
+from vllm.kernels.model import DecoderKernel
 from vllm.model_executor.backends.interface import (
     PARTITION,
     Float32s,
