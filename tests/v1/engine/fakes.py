@@ -166,6 +166,9 @@ class FakeExecutor(Executor):
     def echo(self, value: Any) -> Any:
         return value
 
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def crash(self) -> None:
         """Every following step fails."""
         self.execute = _crashed  # type: ignore[method-assign]

@@ -335,6 +335,7 @@ class AsyncMPClient(_AsyncBase):
         self._detach()
         self._loop = loop
         self._die(self._process.death())
+        self._process.shutdown()
 
     def shutdown(self) -> None:
         self._detach()

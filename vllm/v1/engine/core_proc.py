@@ -169,7 +169,7 @@ def run_process(inbox_address: str, outbox_address: str, lifeline: int) -> None:
     source, target = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket in (source, target):
         socket.set_hwm(0)
-    source.connect(inbox_address)
+    source.bind(inbox_address)
     target.connect(outbox_address)
     encoder = Encoder()
 

@@ -114,14 +114,3 @@ def snapshot(entries: SampleLogprobs) -> SampleLogprobs:
     copy = FlatLogprobs()
     extend(copy, entries)
     return copy
-
-
-def trim(entries: SampleLogprobs, length: int) -> None:
-    """Keep the first `length` entries."""
-    if isinstance(entries, list):
-        del entries[length:]
-        return
-    end = entries.starts[length]
-    for column in (entries.token_ids, entries.logprobs, entries.ranks, entries.decoded_tokens):
-        del column[end:]
-    del entries.starts[length + 1 :]

@@ -73,10 +73,13 @@ class CoreProcess:
         self._lifeline = ours
         _LIFELINES.add(ours)
         try:
-            for socket, name in ((self._to_core, "to"), (self._from_core, "from")):
+            for socket in (self._to_core, self._from_core):
                 socket.set_hwm(0)
                 socket.setsockopt(zmq.LINGER, 0)
-                socket.bind(f"ipc://{folder}/{name}")
+            # Whoever sends connects: what it sends waits in its queue, and `send` never blocks, also without a peer.
+            self._to_core.setsockopt(zmq.RECONNECT_IVL, 10)
+            self._to_core.connect(f"ipc://{folder}/to")
+            self._from_core.bind(f"ipc://{folder}/from")
             with theirs:
                 self._process = self._launch(folder, theirs.fileno())
         except BaseException:
