@@ -1,4 +1,4 @@
-"""The incremental detokenizer against the definition in its docstring, on the bundled vocabularies and on small ones."""
+"""The incremental detokenizer against the definition in its docstring: the bundled vocabularies, and small ones."""
 
 from __future__ import annotations
 

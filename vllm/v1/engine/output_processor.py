@@ -201,7 +201,6 @@ class OutputProcessor:
                 output = request.close()
                 if output is not None:
                     self._emit(request, output, outputs, stats)
-            self._opened.clear()
         return Processed(outputs, stops, aborts, stats)
 
     def _emit(
