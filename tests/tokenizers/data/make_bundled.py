@@ -13,8 +13,8 @@ import transformers
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent.parent))
-from tests.tokenizers.corpus import CORPUS, DIGITS, SENTENCES  # noqa: E402
-from vllm.model_executor.loader import resolve_model  # noqa: E402
+from tests.tokenizers.corpus import CORPUS, DIGITS, SENTENCES
+from vllm.model_executor.loader import resolve_model
 
 
 def main() -> None:

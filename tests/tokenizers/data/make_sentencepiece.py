@@ -14,7 +14,7 @@ import sentencepiece
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent.parent))
-from tests.tokenizers.corpus import CORPUS, DIGITS, SENTENCES  # noqa: E402
+from tests.tokenizers.corpus import CORPUS, DIGITS, SENTENCES
 
 EXTRA = ["use <tool> now<tool>", "x <b> y  <b>", "The tokenizer shares   nothing 123"]
 
