@@ -94,7 +94,10 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> Weights:
     for name, target in family.hf_names(spec).items():
         shape = shapes[target.canonical]
         if len(shape) == 2:
-            values = rng.standard_normal(shape, np.float32) * np.float32(1.2 / math.sqrt(shape[1]))
+            deviation = 1.2 / math.sqrt(shape[1])
+            if target.canonical == "embed" and spec.tie_word_embeddings:
+                deviation /= 2  # so that a token's own embedding does not decide what follows it
+            values = rng.standard_normal(shape, np.float32) * np.float32(deviation)
         elif target.canonical.endswith("norm"):
             values = rng.uniform(0.6, 1.4, shape).astype(np.float32) - np.float32(target.add_one)
         else:

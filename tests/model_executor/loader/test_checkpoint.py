@@ -125,7 +125,9 @@ def test_quantized_gguf_reads_rows_and_raw_blocks(quantization):
             spread = np.abs(exact[weight.name]).max()
             assert np.abs(values - exact[weight.name]).max() <= spread * 0.15
             if len(weight.shape) == 2:
-                parts = [weight.read_rows(start, min(start + 7, weight.shape[0])) for start in range(0, weight.shape[0], 7)]
+                parts = [
+                    weight.read_rows(start, min(start + 7, weight.shape[0])) for start in range(0, weight.shape[0], 7)
+                ]
                 assert np.array_equal(np.concatenate(parts), values)
             if quantization[0] == "Q" and len(weight.shape) == 2:
                 assert weight.raw().shape[0] == weight.shape[0]
@@ -208,7 +210,9 @@ def test_a_layer_too_many(folder):
 
 def test_a_parameter_nobody_filled(folder):
     rewrite(folder, lambda w: [w.pop("model.layers.1.mlp.up_proj.weight"), w.pop("lm_head.weight")])
-    with pytest.raises(WeightError, match=r"no weight fills model\.layers\.1\.mlp\.up_proj\.weight, lm_head\.weight of"):
+    with pytest.raises(
+        WeightError, match=r"no weight fills model\.layers\.1\.mlp\.up_proj\.weight, lm_head\.weight of"
+    ):
         open_checkpoint(folder)
 
 

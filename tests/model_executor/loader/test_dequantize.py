@@ -1,4 +1,4 @@
-"""GGUF block formats against the gguf package's decoder and against scalar readings of the format; bfloat16 rounding."""
+"""GGUF block formats against the gguf package's decoder and scalar readings of the format; bfloat16 rounding."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def create_backend(
     backend, reason = _find(name)
     if backend is None:
         raise BackendUnavailableError(f"the {name} backend is not available: {reason}; {_REMEDIES}")
-    reason = backend.supports(spec, dtype)
+    reason = backend.supports(spec, dtype, quantization)
     if reason is not None:
         raise UnsupportedSpecError(f"the {name} backend cannot run this model: {reason}")
     return _make(backend, spec, dtype, device_config, quantization)
@@ -60,7 +60,7 @@ def _create_auto(spec: DecoderSpec, dtype: str, device_config: DeviceConfig, qua
     for name in candidates:
         backend, reason = _find(name)
         if backend is not None:
-            reason = backend.supports(spec, dtype)
+            reason = backend.supports(spec, dtype, quantization)
             if reason is None:
                 if reasons:
                     warn_once(logger, "Using the torch reference backend, which is slow (%s).", "; ".join(reasons))

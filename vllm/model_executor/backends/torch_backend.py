@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.config import DeviceConfig
-from vllm.exceptions import UnsupportedError, UnsupportedSpecError, WeightError
+from vllm.exceptions import UnsupportedSpecError, WeightError
 from vllm.model_executor.backends.interface import (
     Float32s,
     ForwardBatch,
@@ -49,11 +49,9 @@ class TorchBackend:
         quantization: str | None = None,
     ) -> None:
         device_config = device_config or DeviceConfig()
-        reason = self.supports(spec, dtype)
+        reason = self.supports(spec, dtype, quantization)
         if reason is not None:
             raise UnsupportedSpecError(f"the torch backend cannot run this model: {reason}")
-        if quantization not in (None, "int8"):
-            raise UnsupportedError(f"quantization {quantization!r} is not built; int8 is")
         if device_config.num_threads is not None and device_config.device == "cpu":
             torch.set_num_threads(device_config.num_threads)
         self.spec = spec
@@ -67,13 +65,16 @@ class TorchBackend:
 
     @staticmethod
     def is_available() -> str | None:
+        """None: it can be imported, so that it can be used."""
         return None
 
     @staticmethod
-    def supports(spec: DecoderSpec, dtype: str) -> str | None:
+    def supports(spec: DecoderSpec, dtype: str, quantization: str | None = None) -> str | None:
         """Why this backend cannot run `spec` in `dtype`, or None."""
         if dtype not in DTYPES:
-            return f"dtype {dtype}"
+            return f"dtype {dtype} ({', '.join(DTYPES)} are there)"
+        if quantization not in (None, "int8"):
+            return f"quantization {quantization!r} (int8 is there)"
         for layer in spec.layers:
             if layer.mixer.tag != "attention":
                 return f"mixer {layer.mixer.tag}"

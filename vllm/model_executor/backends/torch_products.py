@@ -2,8 +2,8 @@
 
 A BLAS may add up a row's terms in another order when the matrix has another number of rows, so that a sequence's bits
 would depend on its neighbours. Here rows are cut into tiles of a few fixed sizes, the last one padded, and each size
-has to prove, for every shape of weights and number of threads it is used with, that a row comes out the same whatever its
-place in the tile and whatever the size. Sizes that fail are not used; the last resort is one row at a time.
+has to prove, for every shape of weights and number of threads it is used with, that a row comes out the same whatever
+its place in the tile and whatever the size. Sizes that fail are not used; the last resort is one row at a time.
 """
 
 from __future__ import annotations
@@ -126,11 +126,15 @@ def batched_shapes(heads: int, head_dim: int, keys: int, _threads: int, device: 
         outputs = [torch.bmm(weights[:, rows].contiguous(), k[first:last]) for rows in tiles]
         return torch.roll(torch.cat(scores, 1), -shift, 1), torch.roll(torch.cat(outputs, 1), -shift, 1)
 
-    expected = [torch.cat(parts) for parts in zip(*(products(small, i, i + heads) for i in range(0, count, heads)), strict=True)]
+    expected = [
+        torch.cat(parts) for parts in zip(*(products(small, i, i + heads) for i in range(0, count, heads)), strict=True)
+    ]
 
     def agrees(tile: int, batch: int) -> bool:
         made = [products(tile, 0, batch * heads, shift) for shift in (0, 3)]
-        return all(torch.equal(one, whole[: len(one)]) for pair in made for one, whole in zip(pair, expected, strict=True))
+        return all(
+            torch.equal(one, whole[: len(one)]) for pair in made for one, whole in zip(pair, expected, strict=True)
+        )
 
     if not agrees(small, 1):
         logger.warning("%s", _POSITION_DEPENDENT)

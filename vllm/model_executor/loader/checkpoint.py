@@ -242,9 +242,7 @@ def _open_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
             if target is not None:
                 _take_gguf_tensor(checkpoint, file, tensor, target)
             elif name != "rope_freqs.weight":
-                raise WeightError(
-                    f"{path}: weight {name!r} is not part of {checkpoint.spec.architecture}"
-                )
+                raise WeightError(f"{path}: weight {name!r} is not part of {checkpoint.spec.architecture}")
         _require_all(checkpoint)
     except BaseException:
         file.close()

@@ -14,9 +14,9 @@ and merges them in ascending order of partitions:
     row B       m l o      + m l o            <- A and B share the first 512 positions: one product serves both
 
 Query rows are computed in tiles, a tile against one partition at a time. Which rows stand in a tile (a chunk of one
-sequence's prompt, a decode row alone, all rows of a sharing set) and which tiles go into one call changes no row's bits:
-a partition that is wholly masked for a row merges as an exact no-op, and the products are made in shapes for which
-that was checked (`torch_products`). K and V are read back from the cache, also those written in the same step.
+sequence's prompt, a decode row alone, all rows of a sharing set) and which tiles go into one call changes no row's
+bits: a partition that is wholly masked for a row merges as an exact no-op, and the products are made in shapes for
+which that was checked (`torch_products`). K and V are read back from the cache, also those written in this step.
 """
 
 from __future__ import annotations
@@ -222,7 +222,12 @@ def attend(q: Tensor, cache: PagedCache, plan: Plan, mixer: AttentionSpec) -> Te
     for call in plan.calls:
         batch, tile = kv_heads * call.count, call.tile
         rows = queries.index_select(1, call.rows)  # [kv_heads, count * tile, dim]
-        k = k_granules.index_select(0, call.granules).float().view(batch, PARTITION, dim)
+        k = k_granules.index_select(0, call.granules).float().view(kv_heads, -1, dim)
+        v = v_granules.index_select(0, call.granules).float().view(kv_heads, -1, dim)
+        if call.stale is not None:  # masked, which does not stop a NaN that another sequence left there
+            k.index_fill_(1, call.stale, 0.0)
+            v.index_fill_(1, call.stale, 0.0)
+        k, v = k.view(batch, PARTITION, dim), v.view(batch, PARTITION, dim)
         scores = torch.bmm(rows.view(batch, tile, dim), k.transpose(1, 2)).view(kv_heads, call.count, tile, PARTITION)
         if mixer.softcap is not None:
             scores = torch.tanh(scores / mixer.softcap) * mixer.softcap
@@ -231,10 +236,7 @@ def attend(q: Tensor, cache: PagedCache, plan: Plan, mixer: AttentionSpec) -> Te
         m = scores.amax(dim=-1, keepdim=True)  # [kv_heads, count, tile, 1], -inf where a row sees nothing
         p = scores.sub_(torch.where(m == -math.inf, 0.0, m)).exp_()
         l = p.sum(dim=-1, keepdim=True)
-        v = v_granules.index_select(0, call.granules).float().view(kv_heads, -1, dim)
-        if call.stale is not None:  # weighted with 0, which does not stop a NaN that another sequence left there
-            v.index_fill_(1, call.stale, 0.0)
-        o = torch.bmm(p.view(batch, tile, PARTITION), v.view(batch, PARTITION, dim)).view(kv_heads, -1, dim)
+        o = torch.bmm(p.view(batch, tile, PARTITION), v).view(kv_heads, -1, dim)
         # Merge with what the earlier partitions gave these rows.
         m, l = m.view(kv_heads, -1, 1), l.view(kv_heads, -1, 1)
         old = largest.index_select(1, call.rows)
@@ -245,4 +247,4 @@ def attend(q: Tensor, cache: PagedCache, plan: Plan, mixer: AttentionSpec) -> Te
         total.index_copy_(1, call.rows, total.index_select(1, call.rows) * keep + l * add)
         output.index_copy_(1, call.rows, output.index_select(1, call.rows) * keep + o * add)
     result = output[:, :-1] / total[:, :-1]
-    return result.view(kv_heads, tokens, group, dim).transpose(0, 1).reshape(tokens, -1)
+    return result.view(kv_heads, tokens, group, dim).transpose(0, 1).reshape(tokens, mixer.num_heads * dim)
