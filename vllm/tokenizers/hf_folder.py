@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import TokenizerError
 from vllm.tokenizers import cache
 from vllm.tokenizers.byte_table import table_of
+from vllm.tokenizers.pretokenizers import NFC_GROWTH
 from vllm.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from vllm.tokenizers.vocabulary import SPECIAL_ROLES
 
 if TYPE_CHECKING:
     import tokenizers
-
-_NFC_GROWTH = 3
-"""Composing characters makes a text at most three times shorter (a Hangul syllable of three letters)."""
 
 
 def open_folder(path: Path) -> Tokenizer:
@@ -58,7 +56,7 @@ def _open_json(file: Path, folder: Path, config: dict[str, Any]) -> Tokenizer:
         ),
         table=table,
         chat_template=_chat_template(folder, config),
-        bytes_per_token=_NFC_GROWTH * max(map(len, table.data)) if table is not None and bounded else None,
+        bytes_per_token=NFC_GROWTH * max(map(len, table.data)) if table is not None and bounded else None,
     )
 
 

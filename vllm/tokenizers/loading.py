@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ModelNotFoundError, TokenizerError, UnsupportedError
 from vllm.tokenizers import byte_table, cache
 from vllm.tokenizers.byte_table import ByteTable
+from vllm.tokenizers.pretokenizers import NFC_GROWTH, find_pretokenizer
 from vllm.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from vllm.tokenizers.vocabulary import TokenType, Vocabulary, build
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
-
-_NFC_GROWTH = 3
-"""Composing characters makes a text at most three times shorter (a Hangul syllable of three letters)."""
 
 
 def load_tokenizer(model_config: ModelConfig) -> Tokenizer:
@@ -87,8 +85,11 @@ def convert(vocabulary: Vocabulary) -> tuple[Vocabulary, ByteTable | None]:
 def from_vocabulary(vocabulary: Vocabulary, table: ByteTable | None) -> Tokenizer:
     """The library's object is built when the first text is encoded."""
     tokens = vocabulary.tokens
-    bounded = vocabulary.kind == "bpe" or bool((vocabulary.token_types == TokenType.BYTE).any())
-    longest = max(len(token.encode()) for token in tokens)  # in the byte alphabet this is an upper bound
+    bound = None
+    if table is not None and (vocabulary.kind == "bpe" or int((vocabulary.token_types == TokenType.BYTE).sum()) == 256):
+        # Every byte of a text is in some token, but for a few control characters that some vocabularies do without.
+        composes = vocabulary.kind == "bpe" and find_pretokenizer(vocabulary.pre).nfc
+        bound = max(map(len, table.data)) * (NFC_GROWTH if composes else 1)
     return Tokenizer(
         library=partial(build, vocabulary),
         vocab_size=len(tokens),
@@ -97,5 +98,5 @@ def from_vocabulary(vocabulary: Vocabulary, table: ByteTable | None) -> Tokenize
         ),
         table=table,
         chat_template=vocabulary.chat_template,
-        bytes_per_token=_NFC_GROWTH * longest if bounded else None,
+        bytes_per_token=bound,
     )

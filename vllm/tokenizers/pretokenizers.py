@@ -12,6 +12,9 @@ from vllm.exceptions import TokenizerError
 if TYPE_CHECKING:
     from tokenizers import pre_tokenizers
 
+NFC_GROWTH = 3
+"""Composing characters makes a text at most three times shorter (a Hangul syllable of three letters)."""
+
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
