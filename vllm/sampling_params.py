@@ -30,6 +30,7 @@ MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_LOGITS_PROCESSORS = 64
 MAX_ALLOWED_TOKEN_IDS = 2**20
+MAX_BEAM_WIDTH = 4096
 MIN_TEMPERATURE = 0.01
 """A temperature between 0 and this is raised to it: smaller ones overflow fp32 logits. 0 itself is greedy."""
 _MAX_FLOAT32 = 3.4028234e38
@@ -98,6 +99,35 @@ class GuidedDecodingParams(StructuredOutputsParams, omit_defaults=True, repr_omi
     """`StructuredOutputsParams` under the name that older programs use (trl 0.24, outlines)."""
 
     backend: str | None = None
+
+
+class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
+    """Of `LLM.beam_search`."""
+
+    beam_width: int
+    """Sequences that are kept at every step, and returned."""
+    max_tokens: int
+    ignore_eos: bool = False
+    """Do not end a sequence at end-of-sequence."""
+    temperature: float = 0.0
+    """Above 0 each beam has its sampled token among the candidates too."""
+    length_penalty: float = 1.0
+    """Sequences are ranked by their log-probability over length ** length_penalty."""
+    include_stop_str_in_output: bool = False
+    """Keep the end-of-sequence token in the returned tokens."""
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    def verify(self) -> None:
+        """Check everything again, as it stands. Raises BadRequestError."""
+        self.beam_width = _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        self.max_tokens = _integer("max_tokens", self.max_tokens, 1, MAX_INT32)
+        self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FLOAT32, range_text="0 (greedy) or above")
+        self.length_penalty = _number("length_penalty", self.length_penalty, -_MAX_FLOAT32, _MAX_FLOAT32)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if type(getattr(self, name)) is not bool:
+                raise BadRequestError(f"{name} must be True or False, got {_show(getattr(self, name))}", name)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):

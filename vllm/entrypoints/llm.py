@@ -13,7 +13,7 @@ from vllm.exceptions import BadRequestError, UnsupportedError
 from vllm.inputs import PromptType
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from vllm.v1.engine.batch import Batch, Entry
 from vllm.v1.engine.front_end import default_sampling_params
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -21,6 +21,20 @@ from vllm.v1.metrics.stats import Metric
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from vllm.entrypoints.beam_search import BeamSearchOutput
+
+_CHAT_ARGUMENTS = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "content_format",
+        "continue_final_message",
+        "messages",
+        "tokenizer",
+        "tools",
+    )
+)
 
 Message = dict[str, Any]
 """One message of a conversation: role, content, and what the chat template reads besides."""
@@ -114,8 +128,10 @@ class LLM:
                 f"chat_template_content_format must be auto, string or openai, got {chat_template_content_format!r}",
                 "chat_template_content_format",
             )
-        if chat_template_content_format == "openai":
-            raise UnsupportedError("chat_template_content_format='openai' is not built here; text parts are joined")
+        variables = dict(chat_template_kwargs or {})
+        own = sorted(_CHAT_ARGUMENTS.intersection(variables))
+        if own:
+            raise BadRequestError(f"chat_template_kwargs cannot set {', '.join(own)}", "chat_template_kwargs")
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise BadRequestError("chat() needs a tokenizer, and this engine has none (skip_tokenizer_init)")
@@ -130,7 +146,8 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                content_format=chat_template_content_format,
+                **variables,
             )
             for conversation in conversations
         ]
@@ -162,6 +179,34 @@ class LLM:
         if not count:
             return []
         return batch.run(_progress(use_tqdm, count, sum(own.num_children for own in params)))
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` most likely continuations of each prompt, best first.
+
+        All beams share what they have in common through the prefix cache, so that an engine without it is refused.
+        Raises as `generate`.
+        """
+        from vllm.entrypoints.beam_search import beam_search
+
+        if not isinstance(params, BeamSearchParams):
+            raise BadRequestError(f"params must be BeamSearchParams, got {type(params).__name__}", "params")
+        params.verify()
+        if not self.llm_engine.vllm_config.cache.enable_prefix_caching:
+            raise BadRequestError(
+                "beam_search needs an engine with enable_prefix_caching=True: beams share their prefixes through it",
+                "enable_prefix_caching",
+            )
+        single = split_prompts(prompts)
+        loras = one_each("lora_request", lora_request, len(single), None)
+        tokenized = self.llm_engine.processor.tokenize_batch(single, [SamplingParams()] * len(single))
+        progress = _progress(use_tqdm, len(single), len(single) * params.beam_width)
+        return beam_search(self.llm_engine, tokenized, params, loras, self._request_ids, progress)
 
     # ---- what clients ask for besides
 

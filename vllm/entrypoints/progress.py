@@ -26,6 +26,7 @@ class ProgressBar:
     def __init__(self, make: Callable[..., Any], prompts: int, children: int, desc: str = "Processed prompts") -> None:
         self._children = children
         self._children_done = 0
+        self._prompts_done = 0
         self._tokens_in = 0
         self._tokens_out = 0
         self._start = self._shown = time.perf_counter()
@@ -41,6 +42,11 @@ class ProgressBar:
             self._shown = now
             self._show()
             self._bar.update(len(outputs))
+
+    def advance(self, prompts_done: int) -> None:
+        """Show that many prompts as done, for work that is not one batch."""
+        self._bar.update(max(0, prompts_done - self._prompts_done))
+        self._prompts_done = max(self._prompts_done, prompts_done)
 
     def close(self) -> None:
         self._show()

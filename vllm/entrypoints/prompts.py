@@ -42,7 +42,7 @@ def _split(prompts: Any) -> list[PromptType]:
         return [prompts]  # type: ignore[list-item]
     if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype != object:
         return [prompts]  # type: ignore[list-item]
-    if not isinstance(prompts, Sequence) and not isinstance(prompts, np.ndarray):
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, (Sequence, np.ndarray)):
         raise BadRequestError(
             f"prompts must be a string, a list of token ids, a dict, or a list of those, got {type(prompts).__name__}",
             "prompts",

@@ -38,6 +38,8 @@ class Entry:
     params: SamplingParams
     lora_request: LoRARequest | None = None
     priority: int = 0
+    own_use: bool = False
+    """Made by the engine itself: see `Processor.check_params`."""
 
 
 class Progress(Protocol):
@@ -84,6 +86,7 @@ class Batch:
                 RequestOutputKind.FINAL_ONLY,
                 lora_request=entry.lora_request,
                 priority=entry.priority,
+                own_use=entry.own_use,
             )
             for entry in entries
         ]

@@ -208,8 +208,11 @@ class Processor:
 
     # ---- parameters
 
-    def check_params(self, params: SamplingParams, kind: RequestOutputKind) -> None:
-        """Raise BadRequestError, or UnsupportedError by name, for what this engine cannot do with these parameters."""
+    def check_params(self, params: SamplingParams, kind: RequestOutputKind, own_use: bool = False) -> None:
+        """Raise BadRequestError, or UnsupportedError by name, for what this engine cannot do with these parameters.
+
+        `own_use`: for the engine itself, which may ask for more log-probabilities than users.
+        """
         if not isinstance(params, SamplingParams):
             raise BadRequestError(
                 f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params"
@@ -229,8 +232,9 @@ class Processor:
             raise UnsupportedError(
                 "logits_processors are callables, which need the in-process core (VLLM_ENABLE_V1_MULTIPROCESSING=0)"
             )
-        self._check_logprobs("logprobs", params.logprobs)
-        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if not own_use:
+            self._check_logprobs("logprobs", params.logprobs)
+            self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
         self._check_vocabulary("allowed_token_ids", params.allowed_token_ids)
         self._check_vocabulary("logit_bias", params.logit_bias)
@@ -289,8 +293,9 @@ class Processor:
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        own_use: bool = False,
     ) -> Submission:
-        """Check everything, and make the submission. `kind` overrides the params' output_kind.
+        """Check everything, and make the submission. `kind` overrides the params' output_kind; `own_use` as above.
 
         Raises BadRequestError (a ValueError) or UnsupportedError (a NotImplementedError); the engine is untouched.
         """
@@ -304,7 +309,7 @@ class Processor:
             raise BadRequestError("lora_request needs an engine with enable_lora=True", "lora_request")
         if kind is None:
             kind = getattr(params, "output_kind", RequestOutputKind.CUMULATIVE)
-        self.check_params(params, kind)
+        self.check_params(params, kind, own_use)
         if not isinstance(prompt, TokenizedPrompt):
             prompt = self.tokenize(prompt, params)
         core_request = EngineCoreRequest(
