@@ -18,6 +18,18 @@ MODULES = {
 # A package may import what stands in its own row, the plain modules, and the rows that its entry names.
 LAYERS = {
     "vllm.entrypoints": {"vllm.v1.engine", "vllm.v1.metrics", "vllm.engine", "vllm.tokenizers", "vllm.kernels"},
+    "vllm.entrypoints.cli.bench": {"vllm.benchmarks"},
+    "vllm.benchmarks": {
+        "vllm.v1.core",
+        "vllm.v1.engine",
+        "vllm.v1.executor",
+        "vllm.engine",
+        "vllm.entrypoints",
+        "vllm.tokenizers",
+        "vllm.kernels",
+        "vllm.model_executor.loader",
+        "vllm.model_executor.spec",
+    },
     "vllm.engine": {"vllm.v1.engine", "vllm.model_executor.loader"},
     "vllm.v1.engine": {
         "vllm.v1.core",

@@ -1,0 +1,193 @@
+"""What the machine can do, what a run needed of it, and how much memory was used.
+
+A run's need is what no engine can avoid: every step reads the weights once and each live context once (a prompt shared
+by siblings counts once), and every token goes through every matrix. The fraction of the limits is need / time / limit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm.engine.arg_utils import default_dtype
+
+if TYPE_CHECKING:
+    from vllm.benchmarks.measures import RequestRecord
+    from vllm.model_executor.spec import DecoderSpec
+
+_ELEMENT_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Measured on the spot; shared machines drift by the minute."""
+
+    bandwidth: float
+    """Bytes per second read from memory by all threads."""
+    flops: float
+    """Floating-point operations per second in the dtype of the matrix products (a multiply-add counts as two)."""
+    threads: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run cannot do without."""
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def fractions(self, limits: Limits, seconds: float) -> dict[str, float]:
+        """Of the machine's limits, over `seconds`."""
+        if seconds <= 0:
+            return {}
+        return {
+            "needed_bytes": self.bytes,
+            "needed_flops": self.flops,
+            "bandwidth_limit": limits.bandwidth,
+            "flops_limit": limits.flops,
+            "bandwidth_fraction": self.bytes / seconds / limits.bandwidth,
+            "flops_fraction": self.flops / seconds / limits.flops,
+        }
+
+
+# Limits
+
+
+def usable_threads() -> int:
+    """Cores that the CPU backends would take."""
+    from vllm import envs
+    from vllm.kernels.library import available_threads
+
+    return envs.VLLM_CPU_NUM_THREADS or available_threads()
+
+
+def measure_limits(dtype: str = "float32", threads: int | None = None, megabytes: int = 128) -> Limits:
+    """Read `megabytes` per thread, and multiply matrices that fit the cache; the best of a few turns (about a second).
+
+    numpy does the work: its fp32 product is the yardstick, and counts double for 16-bit dtypes where the CPU multiplies
+    those natively (twice as many per instruction).
+    """
+    threads = threads or usable_threads()
+    blocks = [np.ones(megabytes << 17, np.uint64) for _ in range(threads)]
+    seconds = min(_together([partial(np.bitwise_or.reduce, block) for block in blocks]) for _ in range(8))
+    bandwidth = sum(block.nbytes for block in blocks) / seconds
+    size = 512
+    rng = np.random.default_rng(0)
+    pairs = [[rng.random((size, size), np.float32) for _ in range(2)] for _ in range(threads)]
+    # BLAS may have threads of its own or not: one caller, and one for each thread.
+    flops = 0.0
+    for callers in {1, threads}:
+        seconds = min(_together([partial(np.matmul, *pair) for pair in pairs[:callers]]) for _ in range(12))
+        flops = max(flops, callers * 2 * size**3 / seconds)
+    native = dtype in ("bfloat16", "float16", "int8") and default_dtype() == "bfloat16"
+    return Limits(bandwidth, flops * (2 if native else 1), threads)
+
+
+def _together(jobs: Sequence[Callable[[], object]]) -> float:
+    """Seconds until all of them, each in a thread of its own, are done."""
+    if len(jobs) == 1:
+        start = time.perf_counter()
+        jobs[0]()
+        return time.perf_counter() - start
+    barrier = threading.Barrier(len(jobs) + 1)
+
+    def run(job: Callable[[], object]) -> None:
+        barrier.wait()
+        job()
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    start = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - start
+
+
+# Need
+
+
+def matrix_elements(spec: DecoderSpec) -> tuple[int, int]:
+    """Weights that every token is multiplied with, and those of the head, with which a drawn token is."""
+    body = sum(
+        shape[0] * shape[1]
+        for name, shape in spec.parameters().items()
+        if len(shape) == 2 and name not in ("embed", "head")
+    )
+    return body, spec.vocab_size * spec.hidden_size
+
+
+def need(
+    spec: DecoderSpec,
+    dtype: str,
+    quantization: str | None,
+    records: Iterable[RequestRecord],
+    *,
+    steps: int,
+    prompt_tokens_computed: int,
+) -> Need:
+    """What the completed requests needed in `steps` steps of the engine."""
+    body, head = matrix_elements(spec)
+    weight_size = _ELEMENT_SIZE["int8" if quantization == "int8" else dtype]
+    kv_bytes = spec.kv_bytes_per_token(_ELEMENT_SIZE[dtype])
+    attention = sum(4 * layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers)
+    prompts = decoded = drawn = contexts = read_contexts = 0.0
+    for record in records:
+        if not record.completed:
+            continue
+        size = record.prompt_tokens
+        prompts += size
+        contexts += size * (size + 1) / 2
+        lengths = [child.tokens for child in record.children.values()]
+        drawn += sum(lengths)
+        decoded += sum(max(0, length - 1) for length in lengths)
+        own = sum(length * (length - 1) / 2 for length in lengths)
+        contexts += own + sum(size * max(0, length - 1) for length in lengths)
+        read_contexts += own + size * max(0, max(lengths, default=0) - 1)
+    computed = prompt_tokens_computed / prompts if prompts else 0.0
+    flops = 2 * body * (prompt_tokens_computed + decoded) + 2 * head * drawn + attention * contexts * min(1.0, computed)
+    return Need(steps * (body + head) * weight_size + read_contexts * kv_bytes, flops)
+
+
+# Memory
+
+
+def peak_memory(pid: int | None = None) -> int:
+    """Largest resident size so far of a process and its descendants, in bytes (sum of each one's own peak); 0 where
+    /proc does not say."""
+    return sum(_status_bytes(process, "VmHWM") for process in _family(os.getpid() if pid is None else pid))
+
+
+def _family(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+        except (OSError, ValueError, IndexError):
+            continue  # it has ended meanwhile
+    found, waiting = [], [pid]
+    while waiting:
+        process = waiting.pop()
+        found.append(process)
+        waiting += children.get(process, [])
+    return found
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 0
