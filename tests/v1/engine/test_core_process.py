@@ -15,7 +15,8 @@ import pytest
 from tests.v1.engine.fakes import FAKE_MODEL, bundled_tokenizer, fake_config
 from tests.v1.engine.helpers import KINDS, PROMPT, drain, new_id, params, run_one, stream
 from vllm.exceptions import ConfigError, EngineDeadError, EngineError, EngineStartError
-from vllm.v1.engine.core_client import AsyncMPClient, SyncMPClient
+from vllm.v1.engine.async_client import AsyncMPClient
+from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 FAKES = "tests.v1.engine.fakes:"

@@ -17,8 +17,8 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_client import AsyncClient, make_async_client
 from vllm.v1.engine.collector import RequestOutputCollector
-from vllm.v1.engine.core_client import AsyncClient, make_async_client
 from vllm.v1.engine.front_end import load_front_end
 from vllm.v1.engine.llm_engine import client_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, slices
