@@ -57,6 +57,7 @@ class Checkpoint:
         self.config = config
         self.generation_config = generation_config
         self.spec = family.spec(Config(config, str(path)))
+        self._shapes = self.spec.parameters()
         self.hf_name_map = family.hf_names(self.spec)
         self._weights: dict[str, WeightTensor] = {}
         self._files: list[GGUFFile | SafetensorsFile] = []
@@ -344,7 +345,7 @@ def _open_dummy(path: Path, overrides: dict[str, Any], is_gguf: bool) -> Checkpo
 
 
 def _take(checkpoint: Checkpoint, weight: WeightTensor, where: str) -> None:
-    expected = checkpoint.spec.parameters()[weight.name]
+    expected = checkpoint._shapes[weight.name]
     if tuple(weight.shape) != expected:
         raise WeightError(f"{where} has shape {tuple(weight.shape)}, {checkpoint.spec.architecture} needs {expected}")
     if weight.name in checkpoint._weights:
