@@ -6,6 +6,7 @@ by siblings counts once), and every token goes through every matrix. The fractio
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -69,26 +70,52 @@ def usable_threads() -> int:
     return envs.VLLM_CPU_NUM_THREADS or available_threads()
 
 
-def measure_limits(dtype: str = "float32", threads: int | None = None, megabytes: int = 128) -> Limits:
-    """Read `megabytes` per thread, and multiply matrices that fit the cache; the best of a few turns (about a second).
+def measure_limits(dtype: str = "float32", threads: int | None = None, megabytes: int = 64) -> Limits:
+    """Read `megabytes` per thread, and multiply in registers (about half a second); the best of many turns, so that a
+    neighbour on the machine disturbs it little.
 
-    numpy does the work: its fp32 product is the yardstick, and counts double for 16-bit dtypes where the CPU multiplies
-    those natively (twice as many per instruction).
+    The kernel library does the work. Where it is not built numpy does: its fp32 product is the yardstick then, and
+    counts double for 16-bit dtypes where the CPU multiplies those natively (twice as many per instruction).
     """
     threads = threads or usable_threads()
-    blocks = [np.ones(megabytes << 17, np.uint64) for _ in range(threads)]
-    seconds = min(_together([partial(np.bitwise_or.reduce, block) for block in blocks]) for _ in range(8))
-    bandwidth = sum(block.nbytes for block in blocks) / seconds
+    blocks = [np.ones(megabytes << 18, np.float32) for _ in range(threads)]
+    total = sum(block.nbytes for block in blocks)
+    native = dtype in ("bfloat16", "float16", "int8") and default_dtype() == "bfloat16"
+    library = _library()
+    if library is not None:
+        readers = [partial(library.vllm_limit_read, block.ctypes.data, block.size) for block in blocks]
+        bandwidth = total / min(_together(readers) for _ in range(20))
+        flops = max(float(library.vllm_limit_multiply(native, 20_000)) for _ in range(100))
+        if flops < 0:  # a variant without 16-bit products
+            flops = max(float(library.vllm_limit_multiply(0, 20_000)) for _ in range(100))
+        return Limits(bandwidth, flops * threads, threads)
+    seconds = min(
+        _together([partial(np.bitwise_or.reduce, block.view(np.uint64)) for block in blocks]) for _ in range(20)
+    )
     size = 512
     rng = np.random.default_rng(0)
     pairs = [[rng.random((size, size), np.float32) for _ in range(2)] for _ in range(threads)]
     # BLAS may have threads of its own or not: one caller, and one for each thread.
     flops = 0.0
     for callers in {1, threads}:
-        seconds = min(_together([partial(np.matmul, *pair) for pair in pairs[:callers]]) for _ in range(12))
-        flops = max(flops, callers * 2 * size**3 / seconds)
-    native = dtype in ("bfloat16", "float16", "int8") and default_dtype() == "bfloat16"
-    return Limits(bandwidth, flops * (2 if native else 1), threads)
+        spent = min(_together([partial(np.matmul, *pair) for pair in pairs[:callers]]) for _ in range(12))
+        flops = max(flops, callers * 2 * size**3 / spent)
+    return Limits(total / seconds, flops * (2 if native else 1), threads)
+
+
+def _library() -> ctypes.CDLL | None:
+    """The kernel library, if there is one here."""
+    from vllm.kernels.library import KernelLibraryError, load
+
+    try:
+        library = load()
+        read, multiply = library.vllm_limit_read, library.vllm_limit_multiply
+    except (KernelLibraryError, AttributeError):
+        return None
+    read.restype = multiply.restype = ctypes.c_double
+    read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    multiply.argtypes = [ctypes.c_int, ctypes.c_int64]
+    return library
 
 
 def _together(jobs: Sequence[Callable[[], object]]) -> float:
