@@ -124,7 +124,7 @@ def test_new_weights_make_cached_blocks_stale(make_engine):
     prompt = list(range(100, 164))
     run(engine, prompt)
     assert run_one(engine, prompt).num_cached_tokens == 48
-    engine.model_executor.load_weights([("x", np.zeros(1))])
+    engine.client.core.load_weights([("x", np.zeros(1))])
     assert run_one(engine, prompt).num_cached_tokens == 0
     assert run_one(engine, prompt).num_cached_tokens == 48
 

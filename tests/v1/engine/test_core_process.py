@@ -42,15 +42,16 @@ def open_files():
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_start_and_end_leave_nothing(make_engine):
+def test_start_and_end_leave_nothing(make_engine, tmp_path, monkeypatch):
     # zmq keeps a few descriptors per process from its first context on
     make_engine(multiprocessing=True).shutdown()
-    files, folders = len(open_files()), set(os.listdir(tempfile.gettempdir()))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = len(open_files())
     for _ in range(3):
         engine = make_engine(multiprocessing=True)
         assert engine.client.info.pid != os.getpid()
         assert is_alive(engine.client.info.pid)
-        assert not {name for name in set(os.listdir(tempfile.gettempdir())) - folders if name.startswith("vllm-")}
+        assert not os.listdir(tmp_path)  # gone as soon as both sides are connected
         run_one(engine)
         engine.shutdown()
         engine.shutdown()
@@ -282,6 +283,12 @@ def test_calls(engine):
         engine.sleep()
     with pytest.raises((AttributeError, EngineError), match="nonsense"):
         engine.collective_rpc("nonsense")
+
+
+def test_the_cores_own_totals(engine):
+    before = engine.client.call("stats")["prompt_tokens"]
+    run_one(engine, n=2)
+    assert engine.client.call("stats")["prompt_tokens"] == before + len(PROMPT)
 
 
 def test_only_some_methods_can_be_called_by_name(make_engine):

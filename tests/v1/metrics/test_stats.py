@@ -74,6 +74,16 @@ def test_the_engines_sums():
         assert (read[name, None].count, read[name, None].sum) == (1, pytest.approx(total)), name
 
 
+def test_without_statistics_per_request():
+    metrics = EngineMetrics("model", per_request=False)
+    stats = RequestStateStats(12, 0.0, 10.0, 11.0, 12.5, 20.0, 2.5, 0)
+    finished = [FinishedRequest(3, 100, 16, stats, 7, {"stop": 3}, 9, 21.0)]
+    metrics.record(SchedulerStats(prompt_tokens=100), IterationStats(finished=finished))
+    names = {metric.name for metric in metrics.read()}
+    assert "vllm:prompt_tokens_computed_total" in names
+    assert not any("request" in name for name in names - {"vllm:num_requests_running", "vllm:num_requests_waiting"})
+
+
 def test_a_request_that_never_ran():
     metrics = EngineMetrics("model")
     stats = RequestStateStats(0, 0.0, 10.0)

@@ -76,7 +76,9 @@ class AsyncLLM:
             vllm_config, model, tokenizer, self.client.info.max_prompt_len, callables=self.client.in_process
         )
         self.output_processor = OutputProcessor(tokenizer)
-        self.metrics = EngineMetrics(vllm_config.model.served_model_name or vllm_config.model.model)
+        self.metrics = EngineMetrics(
+            vllm_config.model.served_model_name or vllm_config.model.model, vllm_config.observability.log_stats
+        )
         self._threads = ThreadPoolExecutor(1, "vllm-tokenizer")
         self._backlog: deque[tuple[EngineCoreOutputs, bool]] = deque()
         """Slices of the core's messages that wait for their turn, and whether each is the last of its step."""

@@ -77,19 +77,13 @@ class Batch:
         self._engine = engine
         self._entries = entries
         self._window = max(MIN_WINDOW, WINDOW_PER_SEQUENCE * engine.vllm_config.scheduler.max_num_seqs)
+        self._request_ids = request_ids
         # Checked before the first of them is submitted: a bad one among them leaves the engine untouched.
-        self._submissions: list[Submission | None] = [
-            engine.processor.process(
-                str(next(request_ids)),
-                entry.prompt,
-                entry.params,
-                RequestOutputKind.FINAL_ONLY,
-                lora_request=entry.lora_request,
-                priority=entry.priority,
-                own_use=entry.own_use,
-            )
-            for entry in entries
-        ]
+        processor = engine.processor
+        for entry in {id(entry.params): entry for entry in entries}.values():
+            processor.check_params(entry.params, RequestOutputKind.FINAL_ONLY, entry.own_use)
+        for entry in entries:
+            processor.check_options(entry.lora_request, entry.priority)
         self.outputs: list[RequestOutput | None] = [None] * len(entries)
         self.arrived: list[RequestOutput] = []
         """Since the last step."""
@@ -148,8 +142,16 @@ class Batch:
     def _submit(self, indices: list[int]) -> None:
         together: list[tuple[Submission, _Place]] = []
         for index in indices:
-            submission, self._submissions[index] = self._submissions[index], None
-            assert submission is not None  # each is submitted once
+            entry = self._entries[index]
+            submission = self._engine.processor.process(
+                str(next(self._request_ids)),
+                entry.prompt,
+                entry.params,
+                RequestOutputKind.FINAL_ONLY,
+                lora_request=entry.lora_request,
+                priority=entry.priority,
+                own_use=entry.own_use,
+            )
             together.append((submission, _Place(self, index)))
         self._engine.submit_all(together)
         self._live.update(submission.request_id for submission, _ in together)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vllm.config import VllmConfig
@@ -76,6 +77,14 @@ class EngineCore:
     def info(self) -> CoreInfo:
         return CoreInfo(os.getpid(), self.executor.num_blocks, self.scheduler.max_prompt_len)
 
+    def stats(self) -> dict[str, Any]:
+        """State and totals now, as `SchedulerStats` has them."""
+        return msgspec.structs.asdict(self.scheduler.stats())
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
+        """Replace weights by (Hugging Face name, array or tensor) pairs; EngineError while requests are unfinished."""
+        return self.executor.load_weights(weights)
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompts. False while blocks are in use."""
         return self.scheduler.reset_prefix_cache()
@@ -113,7 +122,7 @@ class EngineCore:
 
 
 CALLABLE_BY_NAME = frozenset(
-    ("check_integrity", "collective_rpc", "info", "is_sleeping", "reset_prefix_cache", "sleep", "wake_up")
+    ("check_integrity", "collective_rpc", "info", "is_sleeping", "reset_prefix_cache", "sleep", "stats", "wake_up")
 )
 """Methods that a `Call` message may name."""
 

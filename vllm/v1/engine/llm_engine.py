@@ -58,7 +58,9 @@ class LLMEngine:
         )
         self.output_processor = OutputProcessor(tokenizer)
         self._held: list[RequestOutput] = []
-        self.metrics = EngineMetrics(vllm_config.model.served_model_name or vllm_config.model.model)
+        self.metrics = EngineMetrics(
+            vllm_config.model.served_model_name or vllm_config.model.model, vllm_config.observability.log_stats
+        )
 
     @classmethod
     def from_vllm_config(cls, vllm_config: VllmConfig, **options: Any) -> Self:

@@ -281,6 +281,15 @@ class Processor:
                     sequences.append(ids)
         return sequences
 
+    def check_options(self, lora_request: LoRARequest | None, priority: int) -> None:
+        """Raise BadRequestError for what this engine cannot do with these."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise BadRequestError(f"priority must be an int, got {priority!r:.80}", "priority")
+        if priority and self.config.scheduler.policy != "priority":
+            raise BadRequestError(f"priority={priority} needs an engine with scheduling_policy='priority'", "priority")
+        if lora_request is not None:
+            raise BadRequestError("lora_request needs an engine with enable_lora=True", "lora_request")
+
     # ---- both
 
     def process(
@@ -301,12 +310,7 @@ class Processor:
         """
         if not isinstance(request_id, str) or not request_id:
             raise BadRequestError(f"request_id must be a non-empty string, got {request_id!r:.80}", "request_id")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise BadRequestError(f"priority must be an int, got {priority!r:.80}", "priority")
-        if priority and self.config.scheduler.policy != "priority":
-            raise BadRequestError(f"priority={priority} needs an engine with scheduling_policy='priority'", "priority")
-        if lora_request is not None:
-            raise BadRequestError("lora_request needs an engine with enable_lora=True", "lora_request")
+        self.check_options(lora_request, priority)
         if kind is None:
             kind = getattr(params, "output_kind", RequestOutputKind.CUMULATIVE)
         self.check_params(params, kind, own_use)

@@ -173,9 +173,16 @@ _CHILDREN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20
 
 
 class EngineMetrics:
-    """Totals since the engine started."""
+    """Totals since the engine started.
 
-    def __init__(self, model_name: str) -> None:
+    Args:
+        model_name: stands in the labels.
+        per_request: whether requests are counted one by one (histograms, and how they ended). The core's own totals cost
+            nothing and are always there.
+    """
+
+    def __init__(self, model_name: str, per_request: bool = True) -> None:
+        self._per_request = per_request
         self.labels = {"model_name": model_name, "engine": "0"}
         self.scheduler = SchedulerStats()
         self.success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -198,6 +205,8 @@ class EngineMetrics:
         """Take one message's news in."""
         if scheduler is not None:
             self.scheduler = scheduler
+        if not self._per_request:
+            return
         observe = self.histograms
         for seconds in iteration.time_to_first_tokens:
             observe["vllm:time_to_first_token_seconds"].observe(seconds)
@@ -237,7 +246,10 @@ class EngineMetrics:
             Counter("vllm:prefix_cache_queries", labels, now.prefix_cache_queries),
             Counter("vllm:prefix_cache_hits", labels, now.prefix_cache_hits),
             Counter("vllm:num_preemptions_total", labels, now.num_preemptions),
+            Counter("vllm:engine_steps_total", labels, now.step),
         ]
+        if not self._per_request:
+            return metrics
         for reason, count in self.success.items():
             metrics.append(Counter("vllm:request_success_total", labels | {"finished_reason": reason}, count))
         metrics.extend(histogram.read(name, labels) for name, histogram in self.histograms.items())
