@@ -210,7 +210,7 @@ def test_stop() -> None:
     assert SamplingParams(stop="a").stop == ["a"]
     assert SamplingParams(stop=("a", "b")).stop == ["a", "b"]  # type: ignore[arg-type]
     assert SamplingParams(stop=[]).stop_strings == []
-    for value in ("", [""], ["a", 1], 5, {"a": 1}, ["x"] * (module.MAX_STOP_STRINGS + 1), "x" * 4097):
+    for value in ("", [""], ["a", 1], 5, {"a": 1}, ["x"] * (module.MAX_STOP_STRINGS + 1), "x" * 4097, ["x" * 4096] * 5):
         refused("stop", stop=value)
     assert "detokenize" in refused("stop", stop=["a"], detokenize=False)
     given_list = ["a"]

@@ -25,6 +25,8 @@ MAX_INT32 = 2**31 - 1
 MAX_STOP_STRINGS = 256
 MAX_STOP_CHARACTERS = 4096
 """Longest single stop string or bad word."""
+MAX_STOP_TOTAL = 16_384
+"""Characters of all stop strings together: they become an automaton of as many states."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 1024
@@ -360,6 +362,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     def _check_containers(self) -> None:
         if self.stop is not None:
             self.stop = _strings("stop", self.stop, MAX_STOP_STRINGS)
+            total = sum(map(len, self.stop))
+            if total > MAX_STOP_TOTAL:
+                raise BadRequestError(
+                    f"stop strings have at most {MAX_STOP_TOTAL} characters together, got {total}", "stop"
+                )
             if self.stop and not self.detokenize:
                 raise BadRequestError("stop strings need detokenize=True", "stop")
         if self.stop_token_ids is not None:

@@ -363,7 +363,7 @@ class StopSearch(NamedTuple):
     """The first token whose text is searched, counting from 1."""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _automaton(strings: tuple[str, ...]) -> StopAutomaton:
     return StopAutomaton(strings)
 
