@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    VLLM_API_KEY: str | None
     VLLM_CACHE_ROOT: str
     VLLM_CONFIGURE_LOGGING: bool
     VLLM_CPU_ISA: str | None
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     VLLM_ENGINE_READY_TIMEOUT_S: float
     VLLM_HOST_IP: str | None
     VLLM_LOGGING_LEVEL: str
+    VLLM_SERVER_DEV_MODE: bool
     VLLM_USE_V1: bool
 
 
@@ -77,6 +79,7 @@ def _none() -> None:
 
 
 _VARIABLES: dict[str, Variable] = {
+    "VLLM_API_KEY": Variable(str, _none, "Key that clients of `vllm serve` need, as --api-key."),
     "VLLM_CACHE_ROOT": Variable(
         os.path.expanduser, _cache_root, "Folder for converted tokenizers and assembled models."
     ),
@@ -95,6 +98,9 @@ _VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_HOST_IP": Variable(str, _none, "Address of this machine as others reach it; default: the default route's."),
     "VLLM_LOGGING_LEVEL": Variable(_level, lambda: "INFO", "DEBUG, INFO, WARNING, ERROR or CRITICAL."),
+    "VLLM_SERVER_DEV_MODE": Variable(
+        _bool, lambda: False, "1 adds paths to the server that are for development: sleep, wake_up, check_integrity."
+    ),
     "VLLM_USE_V1": Variable(
         _bool, lambda: True, "Accepted for old scripts; there is no other engine, so 0 is refused."
     ),
