@@ -135,19 +135,23 @@ class AsyncMPClient(_AsyncBase):
     ) -> None:
         super().__init__(on_outputs, on_death)
         self._process = CoreProcess(config)
+        self._watched = False
+        """The loop watches the process's descriptors, which are gone after its shutdown."""
         self.info = self._process.info
 
     def _transmit(self, message: ToCore) -> None:
         self._process.send(message)
 
     def _attached(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watched = True
         loop.add_reader(self._process.readable_fd, self._readable)
         loop.add_reader(self._process.lifeline, self._lost)
         loop.call_soon(self._readable)  # the descriptor tells of changes only: look once at what is there
 
     def _detach(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is not None and not loop.is_closed():
+        watched, self._watched = self._watched, False
+        if watched and loop is not None and not loop.is_closed():
             loop.remove_reader(self._process.readable_fd)
             loop.remove_reader(self._process.lifeline)
 
