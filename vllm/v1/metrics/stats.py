@@ -177,7 +177,7 @@ class EngineMetrics:
 
     Args:
         model_name: stands in the labels.
-        per_request: whether requests are counted one by one (histograms, and how they ended). The core's own totals cost
+        per_request: whether requests are counted one by one (histograms, and how they ended). The core's totals cost
             nothing and are always there.
     """
 
