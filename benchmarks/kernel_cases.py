@@ -64,7 +64,7 @@ GEMM_ROWS = (1, 2, 5, 12, 13, 32, 64, 130)
 SPEED_ROWS = (1, 4, 32, 64, 512)
 
 TOLERANCE = {"float32": 2.5e-7, "bfloat16": 4e-7, "int8": 4e-7}
-"""Of a sum of k terms against fp64 on the same rounded inputs: times the root of k, times the root of the sum of squares
+"""Of a sum of k terms against fp64 on the same rounded inputs: times the root of k, times the root of the squares
 of the terms (what rounding each of k partial sums to fp32 adds up to, with room)."""
 
 

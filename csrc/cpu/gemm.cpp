@@ -7,18 +7,61 @@
 namespace vllm {
 namespace {
 
-constexpr int64_t kInt8Block = 64;  // units widened at a time: 8 KB of bf16, stays in the first-level cache
+constexpr int64_t kInt8Block = 144;  // units widened at a time: 18 KB of bf16, stays in the first-level cache
 
-// 64 int8 (one unit of 32 outputs, two inputs each) to 64 bf16.
-VLLM_INLINE void widen(const int8_t* from, uint16_t* to) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-  for (int part = 0; part < 4; ++part) {
-    const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * part)));
-    const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(wide)), 16);  // exact: eight bits
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 16 * part), _mm512_cvtepi32_epi16(bits));
+// A unit of int8 is 64 bytes: 32 outputs with two inputs each. They lie so that unpacking within lanes of 128 bits (which is
+// what the instructions do) gives outputs 0 .. 15 and 16 .. 31 in order: four outputs of the first half, then four of the second.
+inline int64_t int8_place(int64_t output) { return (output % 16) / 4 * 16 + (output / 16) * 8 + (output % 4) * 2; }
+
+#if defined(__AVX512VBMI__)
+// int8 to bf16 by table: the two bytes of |x| (0 .. 127), and the sign.
+struct Int8Table {
+  __m512i high0, high1, low0, low1;
+  Int8Table() {
+    alignas(64) uint8_t high[128], low[128];
+    for (int i = 0; i < 128; ++i) {
+      const uint16_t bits = bf16_bits(static_cast<float>(i));
+      high[i] = static_cast<uint8_t>(bits >> 8);
+      low[i] = static_cast<uint8_t>(bits);
+    }
+    high0 = _mm512_load_si512(high);
+    high1 = _mm512_load_si512(high + 64);
+    low0 = _mm512_load_si512(low);
+    low1 = _mm512_load_si512(low + 64);
+  }
+  VLLM_INLINE void widen(const void* from, __m512i& first, __m512i& second) const {
+    const __m512i x = _mm512_loadu_si512(from), size = _mm512_abs_epi8(x);
+    const __m512i low = _mm512_permutex2var_epi8(low0, size, low1);
+    const __m512i high = _mm512_permutex2var_epi8(high0, size, high1);
+    const __m512i signed_high = _mm512_ternarylogic_epi32(high, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // | (&)
+    first = _mm512_unpacklo_epi8(low, signed_high);
+    second = _mm512_unpackhi_epi8(low, signed_high);
+  }
+};
+#endif
+
+// Units of int8 to units of bf16, exactly (|x| <= 127).
+void widen(const int8_t* from, uint32_t* to, int64_t units) {
+#if defined(__AVX512VBMI__)
+  const Int8Table table;
+  for (int64_t u = 0; u < units; ++u) {
+    __builtin_prefetch(from + u * 64 + 4096, 0, 2);
+    __m512i first, second;
+    table.widen(from + u * 64, first, second);
+    _mm512_store_si512(to + u * 32, first);
+    _mm512_store_si512(to + u * 32 + 16, second);
   }
 #else
-  for (int i = 0; i < 64; ++i) to[i] = bf16_bits(static_cast<float>(from[i]));
+  for (int64_t u = 0; u < units; ++u) {
+    __builtin_prefetch(from + u * 64 + 4096, 0, 2);
+    alignas(64) uint16_t wide[64];
+    for (int lane = 0; lane < 4; ++lane)
+      for (int i = 0; i < 8; ++i) {
+        wide[lane * 8 + i] = bf16_bits(static_cast<float>(from[u * 64 + lane * 16 + i]));
+        wide[32 + lane * 8 + i] = bf16_bits(static_cast<float>(from[u * 64 + lane * 16 + 8 + i]));
+      }
+    std::memcpy(to + u * 32, wide, 128);
+  }
 #endif
 }
 
@@ -66,9 +109,49 @@ void panel_rows(const Matrix& w, const uint32_t* a, int64_t lda, int64_t begin, 
   }
 }
 
+#if defined(__AVX512VBMI__)
+// int8 with few rows: widened in registers, bound by memory.
+constexpr int64_t kInt8Direct = 4;
+template <int R>
+VLLM_INLINE void micro_int8(const uint32_t* a, int64_t lda, const int8_t* w, int64_t units, F (&acc)[R][2]) {
+  const Int8Table table;
+  for (int64_t u = 0; u < units; ++u) {
+    __builtin_prefetch(w + 4096, 0, 2);
+    Bf16::W x, y;
+    table.widen(w, x.v, y.v);
+    w += 64;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Bf16::A b = Bf16::broadcast(a + u + r * lda);
+      acc[r][0] = Bf16::dot(acc[r][0], b, x);
+      acc[r][1] = Bf16::dot(acc[r][1], b, y);
+    }
+  }
+}
+template <int R>
+void panel_rows_int8_direct(const Matrix& w, const uint32_t* a, int64_t lda, int64_t begin, int64_t panel, const Epilogue& e) {
+  alignas(64) float tile[R * 32];
+  F acc[R][2];
+  clear_tile<R>(acc);
+  micro_int8<R>(a + begin * lda, lda, reinterpret_cast<const int8_t*>(w.data + panel * w.panel_bytes()), w.units, acc);
+  store_tile<R>(acc, tile);
+  e.fn(e, begin, R, panel, tile);
+}
+#endif
+
 // The same for int8: blocks of units are widened once for all rows; sums wait in `tile` between the blocks.
 void panel_rows_int8(const Matrix& w, const uint32_t* a, int64_t lda, int64_t begin, int64_t end, int64_t panel,
                      const Epilogue& e) {
+#if defined(__AVX512VBMI__)
+  static_assert(kInt8Direct == 4);
+  switch (end - begin) {
+    case 1: return panel_rows_int8_direct<1>(w, a, lda, begin, panel, e);
+    case 2: return panel_rows_int8_direct<2>(w, a, lda, begin, panel, e);
+    case 3: return panel_rows_int8_direct<3>(w, a, lda, begin, panel, e);
+    case 4: return panel_rows_int8_direct<4>(w, a, lda, begin, panel, e);
+    default: break;
+  }
+#endif
   const int8_t* weights = reinterpret_cast<const int8_t*>(w.data + panel * w.panel_bytes());
   constexpr int64_t kRows = 96;
   alignas(64) float sums[kRows * 32];
@@ -78,10 +161,7 @@ void panel_rows_int8(const Matrix& w, const uint32_t* a, int64_t lda, int64_t be
     const RowTiles tiles(count);
     for (int64_t unit = 0; unit < w.units; unit += kInt8Block) {
       const int64_t units = std::min(kInt8Block, w.units - unit);
-      for (int64_t u = 0; u < units; ++u) {
-        __builtin_prefetch(weights + (unit + u) * 64 + 2048, 0, 2);
-        widen(weights + (unit + u) * 64, reinterpret_cast<uint16_t*>(wide + u * 32));
-      }
+      widen(weights + unit * 64, wide, units);
       for (int64_t t = 0; t < tiles.count; ++t) {
         const int64_t row = tiles.begin(t), rows = tiles.begin(t + 1) - row;
         with_rows(rows, [&](auto constant) {
@@ -172,7 +252,7 @@ void pack(Matrix& m, int64_t first, int64_t count, const void* source, SourceTyp
         const float scale = biggest > 0.0f ? biggest / 127.0f : 1.0f;
         const int64_t column = m.column(first + begin + i);
         m.scales[column] = scale;
-        int8_t* out = reinterpret_cast<int8_t*>(m.data + (column / 32) * m.panel_bytes() + (column % 32) * 2);
+        int8_t* out = reinterpret_cast<int8_t*>(m.data + (column / 32) * m.panel_bytes() + int8_place(column % 32));
         for (int64_t j = 0; j < 2 * m.units; ++j)
           out[(j / 2) * 64 + (j & 1)] = static_cast<int8_t>(std::min(127.0f, std::max(-127.0f, std::nearbyint(row[j] / scale))));
       }
@@ -205,7 +285,7 @@ void unpack_row(const Matrix& m, int64_t output, float scale, float* out) {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(panel) + (column % 32) * 2;
     for (int64_t j = 0; j < m.k; ++j) out[j] = bf16_value(w[(j / 2) * 64 + (j & 1)]) * scale;
   } else {
-    const int8_t* w = reinterpret_cast<const int8_t*>(panel) + (column % 32) * 2;
+    const int8_t* w = reinterpret_cast<const int8_t*>(panel) + int8_place(column % 32);
     const float factor = m.scales[column];
     for (int64_t j = 0; j < m.k; ++j) out[j] = static_cast<float>(w[(j / 2) * 64 + (j & 1)]) * factor * scale;
   }
