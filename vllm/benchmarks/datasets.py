@@ -197,8 +197,9 @@ def _read(path: Path) -> str:
 
 def _sharegpt(path: Path) -> Iterator[tuple[str, str | int | None]]:
     """First question and its answer of every conversation that has both."""
+    text = _read(path)
     try:
-        entries = json.loads(_read(path))
+        entries = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"data set {path}: not JSON: {error}") from None
     if not isinstance(entries, list):

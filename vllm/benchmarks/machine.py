@@ -194,6 +194,27 @@ def peak_memory(pid: int | None = None) -> int:
     return sum(_status_bytes(process, "VmHWM") for process in _family(os.getpid() if pid is None else pid))
 
 
+def listener(port: int) -> int | None:
+    """The process on this machine that listens on a TCP port, as far as one may look; None if unknown."""
+    sockets: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
+                return int(process.name)
+        except OSError:
+            continue  # another user's, or it has ended
+    return None
+
+
 def _family(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

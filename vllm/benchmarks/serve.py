@@ -19,8 +19,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from vllm.benchmarks import datasets, http_client, measures, results
+from vllm.benchmarks import datasets, http_client, machine, measures, results
 from vllm.benchmarks.measures import RequestRecord
 from vllm.benchmarks.offline import say
 from vllm.exceptions import BadRequestError, ModelLoadError, UnsupportedError
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     import aiohttp
 
     from vllm.benchmarks.datasets import Sample
+    from vllm.model_executor.spec import DecoderSpec
     from vllm.tokenizers import Tokenizer
 
 DEFAULT_NUM_PROMPTS = 1000
 """Or all that the data set has, if that is fewer."""
-_COMPUTED = re.compile(r"^vllm:prompt_tokens_computed_total(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
+_COUNTER = re.compile(r"^vllm:(prompt_tokens_computed|engine_steps)_total(?:\{[^}]*\})?\s+([0-9.eE+]+)$", re.MULTILINE)
 
 
 def add_arguments(parser: FlexibleArgumentParser) -> None:
@@ -95,6 +97,7 @@ def add_arguments(parser: FlexibleArgumentParser) -> None:
     shown.add_argument("--result-filename", metavar="FILE", help="default: backend-rate-model-date.json")
     shown.add_argument("--plot", metavar="FILE", help="draw it to this file (needs matplotlib)")
     shown.add_argument("--baseline", metavar="FILE", help="an earlier result, drawn or compared beside this one")
+    shown.add_argument("--disable-limits", action="store_true", help="do not measure what the machine can do")
     shown.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     shown.add_argument("--profile", action="store_true", help="not built; refused")
 
@@ -171,11 +174,13 @@ async def measure(args: argparse.Namespace) -> results.Result:
         bodies = [_body(args, served, sample, chat=chat) for sample in samples]
         if not args.skip_initial_test:
             await _warm_up(session, args, url, bodies[0], chat=chat)
-        before = await _prompt_tokens_computed(session, base)
+        limits = await _limits(session, args, base)
+        before = await _counters(session, base)
         load = _Load(args, session, url, bodies, samples, chat=chat)
         await load.run()
-        after = await _prompt_tokens_computed(session, base)
-    result = results.stamp("serve")
+        after = await _counters(session, base)
+        result = results.stamp("serve")
+        result["peak_memory_bytes"] = _peak_memory(base)
     result |= {
         "backend": args.backend,
         "base_url": base,
@@ -194,12 +199,17 @@ async def measure(args: argparse.Namespace) -> results.Result:
     result |= measures.totals(records, load.duration)
     result["failed"] = len(samples) - result["completed"]
     result["max_concurrent_requests"] = load.most
-    if before is not None and after is not None and after >= before:
-        result["prompt_tokens_computed"] = after - before
-    limits = measures.parse_goodput(args.goodput)
-    if limits:
-        result["goodput_limits"] = limits
-        result["request_goodput"] = measures.count_good(records, limits) / load.duration if load.duration else 0.0
+    counted = {name: after[name] - value for name, value in before.items() if after.get(name, -1) >= value}
+    if "prompt_tokens_computed" in counted:
+        result["prompt_tokens_computed"] = counted["prompt_tokens_computed"]
+    if "engine_steps" in counted:
+        result["steps"] = counted["engine_steps"]
+        if limits is not None and "prompt_tokens_computed" in result:
+            result |= limits.fractions(records, result["steps"], result["prompt_tokens_computed"], load.duration)
+    goodput = measures.parse_goodput(args.goodput)
+    if goodput:
+        result["goodput_limits"] = goodput
+        result["request_goodput"] = measures.count_good(records, goodput) / load.duration if load.duration else 0.0
     result |= measures.in_milliseconds(measures.collect(records), percentiles(args))
     if load.interrupted:
         result["interrupted"] = True
@@ -305,10 +315,59 @@ async def _warm_up(
             await asyncio.sleep(0.5)
 
 
-async def _prompt_tokens_computed(session: aiohttp.ClientSession, base: str) -> int | None:
+async def _counters(session: aiohttp.ClientSession, base: str) -> dict[str, int]:
+    """What the server counts, where it tells."""
     text = await http_client.get_text(session, base + "/metrics")
-    found = _COMPUTED.findall(text or "")
-    return int(sum(float(value) for value in found)) if found else None
+    counts: dict[str, int] = {}
+    for name, value in _COUNTER.findall(text or ""):
+        counts[name] = counts.get(name, 0) + int(float(value))
+    return counts
+
+
+def _is_local(base: str) -> bool:
+    return urlsplit(base).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def _peak_memory(base: str) -> int | None:
+    """Of the server's processes, where they run on this machine."""
+    place = urlsplit(base)
+    port = place.port or (443 if place.scheme == "https" else 80)
+    process = machine.listener(port) if _is_local(base) else None
+    return None if process is None else machine.peak_memory(process)
+
+
+class _LocalLimits:
+    """This machine's limits, and the model that a server on it runs."""
+
+    def __init__(self, spec: DecoderSpec, dtype: str, quantization: str | None) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._quantization = quantization
+        self._limits = machine.measure_limits(dtype)
+
+    def fractions(
+        self, records: Sequence[RequestRecord], steps: int, computed: int, seconds: float
+    ) -> dict[str, float]:
+        needed = machine.need(
+            self._spec, self._dtype, self._quantization, records, steps=steps, prompt_tokens_computed=computed
+        )
+        return needed.fractions(self._limits, seconds)
+
+
+async def _limits(session: aiohttp.ClientSession, args: argparse.Namespace, base: str) -> _LocalLimits | None:
+    """None for a server elsewhere, one that does not say what it runs, or with a model that is not on this machine."""
+    if args.disable_limits or not _is_local(base):
+        return None
+    from vllm.exceptions import VLLMError
+    from vllm.model_executor.loader import open_checkpoint, resolve_model
+
+    try:
+        info = json.loads(await http_client.get_text(session, base + "/server_info") or "{}")
+        path = resolve_model(info["model"])
+        with open_checkpoint(path, "dummy") as checkpoint:  # the description alone
+            return _LocalLimits(checkpoint.spec, info["dtype"], info.get("quantization"))
+    except (VLLMError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _detail(record: RequestRecord, begun: float) -> dict[str, Any]:
