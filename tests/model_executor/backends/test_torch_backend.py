@@ -347,6 +347,8 @@ def test_token_logprobs(mode, monkeypatch):
         actual = driver.backend.token_logprobs(driver.hidden, rows, targets, 2, mode)
         for field in ("offsets", "token_ids", "logprobs", "ranks"):
             assert np.array_equal(getattr(actual, field), getattr(expected, field))
+    none = driver.backend.token_logprobs(driver.hidden, rows[:0], targets[:0], 2, mode)
+    assert none.offsets.tolist() == [0]
     if mode == "raw_logprobs":
         own = actual.logprobs[actual.offsets[:-1]]
         np.testing.assert_allclose(own, log_softmax(logits)[rows, targets], atol=1e-5)

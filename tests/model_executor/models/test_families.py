@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.models_util import FAMILIES, tiny_config
-from vllm.exceptions import CheckpointError, UnknownArchitectureError, UnsupportedError
+from vllm.exceptions import CheckpointError, UnknownArchitectureError, UnsupportedError, VLLMError
 from vllm.model_executor.models.family import Config
 from vllm.model_executor.models.registry import FAMILIES as KNOWN
 from vllm.model_executor.models.registry import family_of, family_of_gguf, known_architectures
@@ -114,7 +116,7 @@ def test_hf_names_are_those_of_transformers(family):
     ("overrides", "message"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": 0}, "hidden_size must be a whole number of at least 1"),
+        ({"hidden_size": 0}, "hidden_size must be a whole number from 1 to"),
         ({"hidden_size": "64"}, "hidden_size must be a whole number"),
         ({"hidden_size": 2**40}, "hidden_size must be a whole number"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be a whole number"),
@@ -142,6 +144,43 @@ def test_malformed_layer_types(types):
         spec("qwen2", use_sliding_window=True, sliding_window=8, layer_types=types)
     with pytest.raises(CheckpointError, match="sliding_window is missing"):
         spec("qwen2", use_sliding_window=True, max_window_layers=0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(0, 4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_no_config_escapes_as_another_error(data):
+    """Any JSON value in any key gives a description or a complaint from the project's own tree."""
+    family = data.draw(st.sampled_from(FAMILIES))
+    keys = [key for key in tiny_config(family) if key not in ("architectures", "model_type")]
+    keys += ["rope_scaling", "rope_parameters", "layer_types", "head_dim", "attention_bias", "mlp_bias", "hidden_act"]
+    keys += ["use_sliding_window", "max_window_layers", "partial_rotary_factor", "final_logit_softcapping"]
+    overrides = data.draw(st.dictionaries(st.sampled_from(keys), JSON, min_size=1, max_size=2))
+    if data.draw(st.booleans()):
+        rope = data.draw(
+            st.dictionaries(
+                st.sampled_from(["rope_type", "factor", "rope_theta", "original_max_position_embeddings", "beta_fast"]),
+                JSON | st.sampled_from(["yarn", "linear", "llama3", 4.0, 64]),
+            )
+        )
+        overrides["rope_scaling"] = rope
+    try:
+        made = spec(family, **overrides)
+    except VLLMError:
+        return
+    assert made.num_layers >= 1
+
+
+def test_bounds_on_what_a_config_can_ask_for():
+    with pytest.raises(CheckpointError, match="num_hidden_layers must be a whole number from 1 to 10000"):
+        spec(num_hidden_layers=2**31 - 1)
+    with pytest.raises(CheckpointError, match="head_dim must be a whole number from 1 to 8192"):
+        spec(head_dim=2**30)
 
 
 def test_a_whole_float_is_an_integer():

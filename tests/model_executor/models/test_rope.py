@@ -89,6 +89,8 @@ def test_other_kinds_are_refused_by_name(kind):
         ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor is missing"),
         ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}, "must be below high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "must be above 1"),
+        ({"rope_type": "linear", "factor": 1e-300}, "fp32 cannot hold"),
         ({"divisors": [1.0]}, "8 positive numbers"),
         ({"divisors": [0.0] * 8}, "8 positive numbers"),
     ],

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.spec import DecoderSpec
 
+MAX_LAYERS = 10_000
+MAX_HEAD_DIM = 8192
+"""Bounds on what a config can make this process allocate before any weight is seen."""
+
 
 class WeightName(NamedTuple):
     """Which parameter a checkpoint's weight fills, and what is done to it on the way."""
@@ -32,7 +36,7 @@ class Config:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self.values.get(key)
         if value is None:
             value = default
@@ -40,8 +44,8 @@ class Config:
             raise self.fail(f"{key} is missing")
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not minimum <= value < 2**31:
-            raise self.fail(f"{key} must be a whole number of at least {minimum}, not {value!r}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self.fail(f"{key} must be a whole number from {minimum} to {maximum}, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None, positive: bool = True) -> float:
@@ -95,10 +99,13 @@ class Config:
             raise self.fail(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if self.values.get("head_dim") is None and hidden % heads:
             raise self.fail(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-        head_dim = self.integer("head_dim", hidden // heads)
+        head_dim = self.integer("head_dim", hidden // heads, maximum=MAX_HEAD_DIM)
         if head_dim % 2:
             raise self.fail(f"head_dim {head_dim} is odd")
         return heads, kv_heads, head_dim
+
+    def num_layers(self) -> int:
+        return self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     def layer_windows(self, num_layers: int, default: Callable[[int], bool]) -> list[int | None]:
         """The sliding window of each layer (None: full attention), from `layer_types` or, without it, where

@@ -21,7 +21,7 @@ def gemma3_spec(config: Config) -> DecoderSpec:
     if config.flag("use_bidirectional_attention", False):
         raise UnsupportedError(f"{config.source}: use_bidirectional_attention is not supported")
     heads, kv_heads, head_dim = config.heads()
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.num_layers()
     longest = config.integer("max_position_embeddings", 131_072)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", _DEFAULT_PATTERN))
     full_rope = rope_spec(_parameters(config, "full_attention"), head_dim, longest, config.source)
@@ -77,7 +77,11 @@ def _gguf_config(metadata: Config, config: dict[str, Any]) -> None:
     # The 27B model (62 layers) alone scales by hidden_size / heads; GGUF has no key for it.
     config["query_pre_attn_scalar"] = config["hidden_size"] / heads if num_layers == 62 else config["head_dim"]
     config["hidden_activation"] = "gelu_pytorch_tanh"
-    config["sliding_window_pattern"] = metadata.integer("attention.sliding_window_pattern", _DEFAULT_PATTERN)
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # one flag per layer
+        config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    else:
+        config["sliding_window_pattern"] = metadata.integer("attention.sliding_window_pattern", _DEFAULT_PATTERN)
     config["attn_logit_softcapping"] = metadata.optional_number("attn_logit_softcapping")
     config["final_logit_softcapping"] = metadata.optional_number("final_logit_softcapping")
     full = config["rope_parameters"]

@@ -18,7 +18,7 @@ def llama_spec(
 ) -> DecoderSpec:
     """The plain decoder. Other families call it with what they do differently; None takes `attention_bias`."""
     heads, kv_heads, head_dim = config.heads()
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.num_layers()
     attention_bias = config.flag("attention_bias", False)
     rope = rope_spec(rope_parameters(config), head_dim, config.integer("max_position_embeddings", 2048), config.source)
     ffn = DenseFFNSpec(
@@ -53,7 +53,7 @@ def llama_spec(
 
 def mistral_spec(config: Config) -> DecoderSpec:
     """Mistral: no biases, and a sliding window in every layer where the config gives one."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.num_layers()
     window = None if config.get("sliding_window") is None else config.integer("sliding_window")
     return llama_spec(config, "MistralForCausalLM", False, False, windows=[window] * num_layers)
 

@@ -9,7 +9,7 @@ from vllm.model_executor.spec import DecoderSpec
 
 def qwen_windows(config: Config) -> list[int | None]:
     """Windows stand from `max_window_layers` upwards, and only with `use_sliding_window`."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.num_layers()
     if not config.flag("use_sliding_window", False):
         return [None] * num_layers
     first = config.integer("max_window_layers", num_layers, minimum=0)

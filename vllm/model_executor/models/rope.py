@@ -64,7 +64,11 @@ def rope_spec(parameters: Mapping[str, Any], head_dim: int, max_position: int, s
     divisors = rope.get("divisors")
     if divisors is not None:
         inv_freq = inv_freq / _divisors(divisors, len(inv_freq), rope)
-    return RopeSpec(tuple(float(np.float32(value)) for value in inv_freq), attention_factor)
+    with np.errstate(over="ignore"):
+        rounded = inv_freq.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise rope.fail("they give frequencies that fp32 cannot hold")
+    return RopeSpec(tuple(rounded.tolist()), attention_factor)
 
 
 def max_position(config: Config) -> int:
@@ -91,6 +95,8 @@ def _yarn(
     inv_freq: npt.NDArray[np.float64], rope: Config, theta: float, max_position: int
 ) -> tuple[npt.NDArray[np.float64], float]:
     factor, half = rope.number("factor"), len(inv_freq)
+    if theta <= 1:
+        raise rope.fail(f"rope_theta {theta} with yarn; it must be above 1")
     original = rope.integer("original_max_position_embeddings", max_position)
 
     def dimension(rotations: float) -> float:
