@@ -92,7 +92,7 @@ def test_arrays_of_any_kind(code, length, stride):
     assert decoded.tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("value", [np.zeros((2, 2)), np.array(["x"]), np.array([object()]), object(), 1j], ids=repr)
+@pytest.mark.parametrize("value", [np.zeros((2, 2)), np.array(["x"]), np.array([None]), ..., 1j], ids=repr)
 def test_what_cannot_cross(value):
     with pytest.raises(NotImplementedError, match="cannot send"):
         serial.Encoder().encode(serial.Call(1, "x", [value]))
