@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 SPACE = "▁"
+"""How SentencePiece writes a space."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

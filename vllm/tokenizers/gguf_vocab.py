@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from vllm.exceptions import TokenizerError
 from vllm.logger import init_logger
+from vllm.tokenizers.byte_table import SPACE
 from vllm.tokenizers.pretokenizers import find_pretokenizer
-from vllm.tokenizers.vocabulary import SPACE, TokenType, Vocabulary, merges_from_scores
+from vllm.tokenizers.vocabulary import TokenType, Vocabulary, merges_from_scores
 
 if TYPE_CHECKING:
     from vllm.model_executor.loader.gguf_file import GGUFMetadata

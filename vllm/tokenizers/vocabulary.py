@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm.exceptions import TokenizerError
+from vllm.tokenizers.byte_table import SPACE
 from vllm.tokenizers.pretokenizers import find_pretokenizer
 
 if TYPE_CHECKING:
     import tokenizers
     from tokenizers import models
-
-SPACE = "▁"
-"""How SentencePiece writes a space."""
 
 _MAX_MERGED_CHARACTERS = 4096
 
