@@ -49,6 +49,17 @@ struct CacheLayout {
 void write_key_value(const CacheLayout& layout, uint32_t* layer, int64_t block, int offset, int head, const float* key,
                      const float* value, bool last);
 
+// Fetches the lines that write_key_value will write for all heads of one token: they are far apart, and not in any cache.
+inline void prefetch_key_value(const CacheLayout& l, const uint32_t* layer, int64_t block, int offset) {
+  const int tile = offset / l.keys, lane = offset % l.keys;
+  for (int head = 0; head < l.kv_heads; ++head) {
+    const uint32_t* k = l.k_tile(layer, block, head, tile);
+    for (int64_t u = 0; u < l.k_units; ++u) __builtin_prefetch(k + u * 16, 1, 3);
+    const uint32_t* v = k + l.k_words + (l.bf16 ? lane / 2 : lane) * l.v_columns;
+    for (int64_t c = 0; c < l.v_columns; c += 16) __builtin_prefetch(v + c, 1, 3);
+  }
+}
+
 // Queries handled together. tokens > 0 consecutive tokens of one row; or rows > 1 rows of a sharing set, one token each.
 struct QueryTile {
   int32_t row, token, tokens, rows;

@@ -117,6 +117,7 @@ class Model {
   void norm_rows(const float* rows, int64_t stride, int64_t count, const std::vector<float>& weight, void* out, int64_t out_stride);
   void add_normed(const float* rows, int64_t stride, int64_t count, const std::vector<float>& weight, float* to);
   void rope_and_cache(const Layer& layer, const StepShape& step, int32_t row, int32_t token);
+  void prefetch_slot(const Layer& layer, const StepShape& step, int32_t row, int32_t token) const;
 };
 
 namespace {
@@ -399,6 +400,12 @@ void Model::add_normed(const float* rows, int64_t stride, int64_t count, const s
   });
 }
 
+void Model::prefetch_slot(const Layer& l, const StepShape& step, int32_t row, int32_t token) const {
+  const int32_t position = step.positions[token];
+  const int64_t block = step.block_tables[static_cast<int64_t>(row) * step.max_blocks + position / block_size];
+  prefetch_key_value(l.layout, l.cache, block, position % block_size);
+}
+
 // One token: q/k norm and rope, the query to `q`, key and value to the cache.
 void Model::rope_and_cache(const Layer& l, const StepShape& step, int32_t row, int32_t token) {
   const int64_t dim = l.head_dim, q_size = l.q_size(), total = q_size + 2 * l.kv_size();
@@ -522,7 +529,10 @@ void Model::forward(const StepShape& step, const int32_t* token_ids, const int32
     }
     {
       Timer timer(seconds[kPhaseRope]);
-      over_rows(tokens, [&](int64_t t) { rope_and_cache(l, step, row_of[t], static_cast<int32_t>(t)); });
+      over_rows(tokens, [&](int64_t t) {
+        if (t + 1 < tokens) prefetch_slot(l, step, row_of[t + 1], static_cast<int32_t>(t + 1));
+        rope_and_cache(l, step, row_of[t], static_cast<int32_t>(t));
+      });
     }
     {
       Timer timer(seconds[kPhaseAttention]);

@@ -245,11 +245,12 @@ def perplexity(logits: Float32s, tokens: list[int]) -> float:
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])
 def test_perplexity_of_each_precision(model: str, request: pytest.FixtureRequest) -> None:
-    from vllm.tokenizers.gguf_vocabulary import load_gguf_tokenizer  # type: ignore[import-not-found]
+    from vllm.config import ModelConfig
+    from vllm.tokenizers import load_tokenizer
 
     path: Path = request.getfixturevalue(f"{model}_path")
     with open_checkpoint(path) as checkpoint:
-        tokens = load_gguf_tokenizer(path).encode(PROSE)
+        tokens = load_tokenizer(ModelConfig(str(path), str(path), 512, "bfloat16")).encode(PROSE)
         found = {}
         for dtype, quantization in (("float32", None), ("bfloat16", None), ("bfloat16", "int8")):
             backend = CpuBackend(checkpoint.spec, dtype, quantization=quantization)
