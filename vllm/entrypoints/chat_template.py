@@ -146,7 +146,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         _check_operands(operator, left, right)
         return _checked(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         receiver = getattr(function, "__self__", None)
         if isinstance(receiver, (str, bytes, int, list, tuple)):
             _check_method(receiver, getattr(function, "__name__", ""), args, kwargs)
