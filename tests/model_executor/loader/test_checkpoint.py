@@ -9,6 +9,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.models_util import (
     BOS,
@@ -407,6 +409,25 @@ def test_gguf_of_several_files_is_refused(tmp_path):
     writer.close()
     with pytest.raises(UnsupportedError, match="merge them first"):
         open_checkpoint(tmp_path / "x.gguf")
+
+
+@given(st.data())
+def test_a_damaged_gguf_file_gives_a_model_load_error_or_weights(data):
+    """Bytes of the header changed at random, metadata values among them."""
+    source = tiny_gguf("gemma3", num_hidden_layers=2)
+    whole = bytearray(source.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(24, 1600) | st.integers(4, 16_000))
+        whole[place] = data.draw(st.integers(0, 255))
+    path = source.with_name("damaged-checkpoint.gguf")
+    path.write_bytes(whole)
+    try:
+        with open_checkpoint(path) as checkpoint:
+            for weight in checkpoint.weights():
+                assert weight.read().shape == weight.shape
+            assert isinstance(checkpoint.eos_token_ids, list)
+    except (ModelLoadError, UnsupportedError):
+        pass
 
 
 # Dummy

@@ -19,7 +19,8 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_o
 def gguf_config(file: GGUFFile) -> tuple[Family, dict[str, Any]]:
     """The family, and a config in the shape of config.json."""
     source = str(file.path)
-    if file.metadata.get("split.count", 1) not in (0, 1):
+    parts = file.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
         raise UnsupportedError(
             f"{source}: one of several GGUF files of a model; merge them first (llama-gguf-split --merge)"
         )
