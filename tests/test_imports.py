@@ -17,7 +17,7 @@ MODULES = {
 
 # A package may import what stands in its own row, the plain modules, and the rows that its entry names.
 LAYERS = {
-    "vllm.entrypoints": {"vllm.v1.engine", "vllm.v1.metrics", "vllm.engine", "vllm.tokenizers", "vllm.kernels"},
+    "vllm.entrypoints": {"vllm.v1.engine", "vllm.v1.structured_output", "vllm.v1.metrics", "vllm.engine", "vllm.tokenizers", "vllm.kernels"},
     "vllm.entrypoints.cli.bench": {"vllm.benchmarks"},
     "vllm.benchmarks": {
         "vllm.v1.core",
@@ -35,14 +35,16 @@ LAYERS = {
         "vllm.v1.core",
         "vllm.v1.executor",
         "vllm.v1.metrics",
+        "vllm.v1.structured_output",
         "vllm.tokenizers",
         "vllm.engine.arg_utils",
         "vllm.entrypoints.chat_utils",
         "vllm.model_executor.loader",
     },
     "vllm.v1.core": set(),
-    "vllm.v1.executor": {"vllm.v1.worker", "vllm.model_executor"},
-    "vllm.v1.worker": {"vllm.v1.sample", "vllm.model_executor"},
+    "vllm.v1.executor": {"vllm.v1.worker", "vllm.v1.structured_output", "vllm.model_executor"},
+    "vllm.v1.worker": {"vllm.v1.sample", "vllm.v1.structured_output", "vllm.model_executor", "vllm.tokenizers"},
+    "vllm.v1.structured_output": {"vllm.tokenizers"},
     "vllm.v1.sample": set(),
     "vllm.v1.attention": {"vllm.model_executor"},
     "vllm.v1.metrics": set(),

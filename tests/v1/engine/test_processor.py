@@ -187,8 +187,9 @@ def test_what_the_core_needs_is_filled_into_a_copy():
 
 
 @pytest.mark.parametrize(("fields", "error", "name"), [
-    ({"structured_outputs": StructuredOutputsParams(regex="x")}, NotImplementedError, "structured_outputs"),
-    ({"guided_decoding": GuidedDecodingParams(choice=["x"])}, NotImplementedError, "guided_decoding"),
+    ({"structured_outputs": StructuredOutputsParams(structural_tag="x")}, NotImplementedError, "structured_outputs"),
+    ({"structured_outputs": StructuredOutputsParams(regex="((")}, ValueError, "structured_outputs"),
+    ({"guided_decoding": GuidedDecodingParams(regex="(")}, ValueError, "structured_outputs"),
     ({"extra_args": {"x": 1}}, NotImplementedError, "extra_args"),
     ({"logprobs": 21}, ValueError, "logprobs must be at most 20"),
     ({"prompt_logprobs": -1}, ValueError, "prompt_logprobs must be at most 20"),

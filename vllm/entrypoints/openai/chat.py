@@ -45,7 +45,7 @@ async def create_chat_completion(service: EngineService, request: Request) -> Re
     parsers = service_parsers(service, tools, body)
     if shows_special_tokens(service.args.tool_call_parser, service.tokenizer.chat_template, tools):
         params.skip_special_tokens = False
-    service.engine.processor.check_params(params, kind)
+    await service.check_params(params)
     service.admit(params.num_children)
     text = await render_chat(service, body, tools.for_template, body.documents)
     (prompt,) = await tokenize(service, [text], params, bool(body.add_special_tokens))

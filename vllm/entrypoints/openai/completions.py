@@ -42,7 +42,7 @@ async def create_completion(service: EngineService, request: Request) -> Respons
     prompts = split_prompts(body.prompt)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     params = sampling_params(body, service.defaults, kind)
-    service.engine.processor.check_params(params, kind)
+    await service.check_params(params)
     service.admit(len(prompts) * params.num_children)
     add_special_tokens = True if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await tokenize(service, prompts, params, add_special_tokens)

@@ -39,7 +39,7 @@ _TYPES = {
 }
 
 STRUCTURED = "structured_outputs"
-"""An engine's complaint about a request that begins so is about the constraint that the client gave."""
+"""An engine's complaint about a request that has this name in it is about the constraint that the client gave."""
 
 
 class HTTPError(VLLMError):
@@ -83,9 +83,9 @@ def as_http_error(error: Exception) -> HTTPError:
     if isinstance(error, EngineDeadError):
         return HTTPError(503, "the engine has stopped; nothing can be generated at the moment", headers=retry_later())
     if isinstance(error, EngineGenerateError):
-        _, _, cause = str(error).partition(" failed: ")
-        if cause.startswith(STRUCTURED):
-            return HTTPError(400, cause, STRUCTURED)
+        _, found, cause = str(error).partition(STRUCTURED + ": ")
+        if found:
+            return HTTPError(400, found + cause, STRUCTURED)
         logger.error("a request failed inside the engine: %s", error)
         return HTTPError(500, "the request failed inside the engine")
     if isinstance(error, EngineError):  # asleep, or busy where it must be idle

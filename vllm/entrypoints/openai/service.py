@@ -17,6 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.front_end import default_sampling_params
 from vllm.v1.metrics.loggers import StatsLogger
+from vllm.v1.structured_output.grammar import check as check_constraint
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.server_args import ServerArgs
@@ -109,6 +110,14 @@ class EngineService:
     def start(self) -> None:
         """Begin to watch the engine, in the running loop."""
         self._watch = asyncio.create_task(self._keep_watch())
+        self._watch.add_done_callback(self._watch_ended)
+
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        """The watch must not end by a fault of its own without anybody's notice."""
+        if not watch.cancelled() and watch.exception() is not None:
+            logger.error("watching the engine failed", exc_info=watch.exception())
+            if self._on_end is not None:
+                self._on_end()
 
     async def _keep_watch(self) -> None:
         next_stats = time.monotonic() + StatsLogger.SECONDS
@@ -161,6 +170,12 @@ class EngineService:
     def in_thread(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
 
+    async def check_params(self, params: SamplingParams) -> None:
+        """Raises BadRequestError. A constraint is tried out in another thread."""
+        if params.constraint is not None:
+            await self.in_thread(check_constraint, params.constraint)
+        self.engine.processor.check_params(params, params.output_kind)
+
     def admit(self, children: int) -> None:
         """Raises QueueFullError if so many more children cannot wait now, BadRequestError if they never could."""
         bound = self.args.max_queue_size + self.config.scheduler.max_num_seqs
@@ -181,8 +196,6 @@ class EngineService:
     ) -> Running:
         """All prompts of one HTTP request, or none. Raises what the engine raises, and as `admit`."""
         engine = self.engine
-        for own in params:
-            engine.processor.check_params(own, own.output_kind)
         if request_id in self._live:
             raise BadRequestError(f"a request with id {request_id!r:.140} is running already", "request_id")
         children = sum(own.num_children for own in params)

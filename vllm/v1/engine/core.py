@@ -19,6 +19,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.serial import CoreInfo
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.structured_output.manager import GrammarManager
+
+GRAMMAR_WAIT = 0.002
+"""Seconds a step waits for a grammar when there is nothing else to do; then messages get their turn."""
 
 
 class EngineCore:
@@ -35,6 +39,8 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.executor.num_blocks)
         self.executor.is_busy = self.scheduler.has_unfinished
         self._weights_version = self.executor.weights_version
+        self._grammars: GrammarManager | None = None
+        """From the first request with a constraint on."""
         self._answers_due = False
         """Something ended between steps, and the front end has not been told."""
 
@@ -47,7 +53,16 @@ class EngineCore:
         if self.executor.weights_version != self._weights_version:  # changes only while idle
             self._weights_version = self.executor.weights_version
             self.scheduler.set_weights_version(self._weights_version)
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(request, self._grammar_is_ready(request))
+
+    def _grammar_is_ready(self, request: EngineCoreRequest) -> bool:
+        """False while the request's constraint is being compiled: the prompt can be computed, nothing be drawn."""
+        if request.params.constraint is None:
+            return True
+        if self.executor.grammars is None:
+            raise UnsupportedError("structured_outputs: this executor takes no constraints")
+        self._grammars = self.executor.grammars
+        return self._grammars.begin(request.handles, request.params)
 
     def abort(self, handles: Sequence[int]) -> None:
         """End children; the next outputs carry their last tokens. Unknown handles are passed over."""
@@ -67,8 +82,12 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs | None:
         """Schedule, execute, update. None when there is nothing to tell."""
         self._answers_due = False
+        if self._grammars is not None:
+            self.scheduler.set_ready(self._grammars.take_ready())
         step = self.scheduler.schedule()
         if step.is_empty:
+            if self._grammars is not None:  # perhaps everybody waits for one
+                self.scheduler.set_ready(self._grammars.take_ready(GRAMMAR_WAIT))
             return self.scheduler.take_outputs()
         return self.scheduler.update(step, self.executor.execute(step))
 

@@ -21,6 +21,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.parallel_sampling import Submission, core_params
 from vllm.v1.messages import EngineCoreRequest
+from vllm.v1.structured_output.grammar import check as check_constraint
 
 if TYPE_CHECKING:
     from vllm.tokenizers import Tokenizer
@@ -225,7 +226,12 @@ class Processor:
                 f"{name} must be at most {limit} (max_n of this engine), got {params.num_children}", name
             )
         if params.constraint is not None:
-            raise UnsupportedError("structured_outputs (guided_decoding) is not built yet")
+            if self.tokenizer is None:
+                raise BadRequestError(
+                    "structured_outputs needs a tokenizer, and this engine has none (skip_tokenizer_init)",
+                    "structured_outputs",
+                )
+            check_constraint(params.constraint)
         if params.extra_args:
             raise UnsupportedError("extra_args: no extension that reads them is built here")
         if params.logits_processors and not self._callables:

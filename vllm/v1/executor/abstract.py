@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.step import RunnerOutput, SchedulerOutput
+from vllm.v1.structured_output.manager import GrammarManager
 
 
 class Executor(ABC):
@@ -34,6 +35,11 @@ class Executor(ABC):
     @abstractmethod
     def is_sleeping(self) -> bool:
         """Whether any memory was given back by `sleep` and not taken again."""
+
+    @property
+    def grammars(self) -> GrammarManager | None:
+        """Compiles the constraints of requests; None if this executor takes none."""
+        return None
 
     @abstractmethod
     def execute(self, step: SchedulerOutput) -> RunnerOutput: ...

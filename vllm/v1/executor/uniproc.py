@@ -10,6 +10,7 @@ from vllm.exceptions import ConfigError, UnsupportedError
 from vllm.logger import init_logger, warn_once
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.step import RunnerOutput, SchedulerOutput
+from vllm.v1.structured_output.manager import GrammarManager
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 logger = init_logger(__name__)
@@ -35,6 +36,10 @@ class UniProcExecutor(Executor):
     @property
     def is_sleeping(self) -> bool:
         return self.driver_worker.is_sleeping
+
+    @property
+    def grammars(self) -> GrammarManager | None:
+        return self.driver_worker.grammars
 
     @property
     def is_busy(self) -> Callable[[], bool]:

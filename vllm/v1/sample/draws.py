@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class DrawSettings:
         "bad_words",
         "bias_ids",
         "bias_values",
+        "constrained",
         "min_p",
         "min_tokens",
         "num_logprobs",
@@ -78,6 +79,8 @@ class DrawSettings:
             bits = np.zeros(mask_words(vocab_size) * 32, np.bool_)
             bits[_inside(params.allowed_token_ids, vocab_size)] = True
             self.allowed = np.packbits(bits, bitorder="little").view(np.uint32)
+        self.constrained = params if params.constraint is not None else None
+        """The params, if they have a constraint: every child has a grammar of its own, which lives elsewhere."""
         self.min_tokens = params.min_tokens
         stops = list(params.stop_token_ids or [])
         if not params.ignore_eos:
@@ -117,6 +120,8 @@ class Edit:
     settings: DrawSettings
     output_ids: Int32s
     processor: Callable[[Float32s], Float32s] | None
+    mask: npt.NDArray[np.uint32] | None = None
+    """Tokens that the child's grammar allows."""
 
 
 @dataclass(slots=True)
@@ -158,7 +163,7 @@ class Draws:
         edits = []
         starts = itertools.accumulate((len(part) for part in parts), initial=0)
         for start, part in zip(starts, parts, strict=False):
-            edits += [Edit(start + e.draw, e.settings, e.output_ids, e.processor) for e in part.edits]
+            edits += [replace(e, draw=start + e.draw) for e in part.edits]
         columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
         joined = cls(*columns)
         joined.edits = edits
@@ -174,7 +179,7 @@ class Draws:
             start = 0 if first == 0 else edits[0].draw
             following = first + EDITED_DRAWS_PER_CALL
             stop = self.edits[following].draw if following < len(self.edits) else len(self)
-            moved = [Edit(e.draw - start, e.settings, e.output_ids, e.processor) for e in edits]
+            moved = [replace(e, draw=e.draw - start) for e in edits]
             yield self._batch(slice(start, stop), moved, vocab_size, mode)
 
     def _batch(self, cut: slice, edits: list[Edit], vocab_size: int, mode: LogprobsMode) -> SamplingBatch:
@@ -205,11 +210,13 @@ def _fill(batch: SamplingBatch, edits: list[Edit], vocab_size: int) -> None:
     if any(len(one.bias_ids) for one in settings):
         batch.bias = _ragged(size, draws, [one.bias_ids for one in settings])
         batch.bias.values = np.concatenate([one.bias_values for one in settings])
-    if any(one.allowed is not None for one in settings):
+    if any(edit.settings.allowed is not None or edit.mask is not None for edit in edits):
         batch.allowed = np.full((size, mask_words(vocab_size)), 0xFFFFFFFF, np.uint32)
-        for draw, one in zip(draws, settings, strict=True):
-            if one.allowed is not None:
-                batch.allowed[draw] = one.allowed
+        for edit in edits:
+            if edit.settings.allowed is not None:
+                batch.allowed[edit.draw] = edit.settings.allowed
+            if edit.mask is not None:
+                batch.allowed[edit.draw] &= edit.mask
     if any(one.penalties != _NO_PENALTIES for one in settings):
         batch.penalties = np.tile(np.array(_NO_PENALTIES, np.float32), (size, 1))
         batch.penalties[draws] = [one.penalties for one in settings]

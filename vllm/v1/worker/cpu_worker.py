@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, EngineError, UnsupportedError
 from vllm.model_executor.backends.interface import Backend
 from vllm.model_executor.loader import Checkpoint, open_checkpoint
 from vllm.v1.step import RunnerOutput, SchedulerOutput
+from vllm.v1.structured_output.manager import GrammarManager
 from vllm.v1.worker.memory import available_bytes, kv_cache_blocks
 from vllm.v1.worker.model_runner import ModelRunner
 from vllm.v1.worker.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from vllm.tokenizers import Tokenizer
 
 SLEEP_TAGS = ("weights", "kv_cache")
 
@@ -35,6 +39,11 @@ class CPUWorker:
             raise
         self.model_runner = ModelRunner(config, backend, model.spec.vocab_size, eos)
         self.model_runner.model = model
+        self.grammars: GrammarManager | None = None
+        """Makes masks of constraints; None without a tokenizer."""
+        if not config.model.skip_tokenizer_init:
+            self.grammars = GrammarManager(self._load_tokenizer, model.spec.vocab_size, eos)
+            self.model_runner.batch.grammars = self.grammars
         self._asleep: set[str] = set()
 
     @property
@@ -98,7 +107,14 @@ class CPUWorker:
             runner.backend.init_cache(self.num_blocks, self.config.cache.block_size)
             self._asleep.discard("kv_cache")
 
+    def _load_tokenizer(self) -> Tokenizer:
+        from vllm.tokenizers import load_tokenizer
+
+        return load_tokenizer(self.config.model)
+
     def shutdown(self) -> None:
+        if self.grammars is not None:
+            self.grammars.shutdown()
         if self.model.backend is not None:
             self.model.backend.close()
             self.model.backend = None

@@ -11,18 +11,19 @@ its own draws (`append`). All arrays are numpy; memory of the two big ones is to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from vllm.config import VllmConfig
 from vllm.exceptions import UnsupportedError
-from vllm.model_executor.backends.interface import ForwardBatch, Int32s, Int64s
+from vllm.model_executor.backends.interface import Float32s, ForwardBatch, Int32s, Int64s
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.draws import Draws, DrawSettings, Edit
 from vllm.v1.sample.processors import ChildProcessors
 from vllm.v1.step import Fork, NewSequence, SchedulerOutput
+from vllm.v1.structured_output.manager import GrammarManager
 
 
 class InputBatch:
@@ -50,6 +51,8 @@ class InputBatch:
         self.processors: dict[int, ChildProcessors] = {}
         """By handle, from a child's first token to its end: they outlive a preemption and the wait for a slot."""
         self._has_processors = np.zeros(slots, np.bool_)
+        self.grammars: GrammarManager | None = None
+        """Set by the worker, if it takes constraints."""
         self._shared: dict[tuple[int, int], tuple[SamplingParams, Int32s, DrawSettings]] = {}
         self._count = np.arange(max(slots, config.scheduler.max_num_batched_tokens) + 1, dtype=np.int32)
 
@@ -60,6 +63,8 @@ class InputBatch:
         self._shared.clear()
         for handle in step.finished_handles:
             self.processors.pop(handle, None)
+        if self.grammars is not None:
+            self.grammars.end(step.finished_handles)
         for slot in step.freed_slots:
             self.settings[slot] = None
             self.handles[slot] = -1
@@ -96,7 +101,7 @@ class InputBatch:
         self.min_tokens[slot] = settings.min_tokens
         processors = self._processors_of(sequence.handle, sequence.params)
         self._has_processors[slot] = processors is not None
-        self.edits[slot] = settings.edits or processors is not None
+        self.edits[slot] = settings.edits or processors is not None or settings.constrained is not None
 
     def _settings_of(self, params: SamplingParams, prompt: Int32s) -> DrawSettings:
         """Siblings that come in one step share one, known by their params and prompt objects. Not longer than that
@@ -205,9 +210,9 @@ class InputBatch:
             settings = self.settings[slot]
             assert settings is not None
             output = self.token_ids[slot, self.num_prompt[slot] : self.num_tokens[slot]]
-            own = self.processors[int(self.handles[slot])] if self._has_processors[slot] else None
-            processor = own.bind(settings.prompt_ids, output) if own is not None else None
-            draws.edits.append(Edit(draw, settings, output, processor))
+            handle = int(self.handles[slot])
+            own = self.processors[handle] if self._has_processors[slot] else None
+            draws.edits.append(self._edit(draw, handle, settings, output, own))
         return draws
 
     def fork_draws(self, fork: Fork, hidden: int) -> Draws:
@@ -224,14 +229,42 @@ class InputBatch:
             settings = self._settings_of(params, fork.prompt_token_ids)
             seeds = np.array([member.seed for member in members[start:stop]], np.uint64)
             part = Draws.repeat(settings, hidden, seeds)
-            if settings.edits or settings.min_tokens or params.logits_processors:
+            if settings.edits or settings.min_tokens or params.logits_processors or settings.constrained:
                 for draw, member in enumerate(members[start:stop]):
                     own = self._processors_of(member.handle, params)
-                    processor = own.bind(settings.prompt_ids, nothing) if own is not None else None
-                    part.edits.append(Edit(draw, settings, nothing, processor))
+                    part.edits.append(self._edit(draw, member.handle, settings, nothing, own))
             parts.append(part)
             start = stop
         return Draws.join(parts)
+
+    def _edit(
+        self, draw: int, handle: int, settings: DrawSettings, output: Int32s, own: ChildProcessors | None
+    ) -> Edit:
+        processor = own.bind(settings.prompt_ids, output) if own is not None else None
+        edit = Edit(draw, settings, output, processor)
+        if settings.constrained is not None:
+            try:
+                edit.mask = self._mask(handle, settings, output)
+            except Exception as error:  # noqa: BLE001 - raised by the draw, where it ends this child's request alone
+                edit.processor = _raising(error)
+        return edit
+
+    def _mask(self, handle: int, settings: DrawSettings, output: Int32s) -> npt.NDArray[np.uint32]:
+        """What the child's grammar allows next, with what must not come now taken out. Raises if nothing is left."""
+        if self.grammars is None or settings.constrained is None:
+            raise UnsupportedError("structured_outputs: this worker takes no constraints")
+        mask = self.grammars.state(handle, settings.constrained).mask(output)
+        left = mask if settings.allowed is None else mask & settings.allowed
+        banned = settings.banned(output)
+        if len(banned):
+            left = left.copy()
+            np.bitwise_and.at(left, banned >> 5, ~(np.uint32(1) << (banned & 31).astype(np.uint32)))
+        if not left.any():
+            raise ValueError(
+                "structured_outputs: nothing is left to generate: what the constraint allows is excluded by "
+                "min_tokens, bad_words or allowed_token_ids"
+            )
+        return left
 
     def append(self, slots: Int32s, token_ids: Int32s) -> None:
         """Drawn tokens become the next step's input."""
@@ -242,3 +275,10 @@ class InputBatch:
     def occupied(self) -> npt.NDArray[np.int64]:
         """Slots that hold a sequence (for tests)."""
         return np.flatnonzero(self.handles >= 0)
+
+
+def _raising(error: Exception) -> Callable[[Float32s], Float32s]:
+    def processor(_: Float32s) -> Float32s:
+        raise error
+
+    return processor
