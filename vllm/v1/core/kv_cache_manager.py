@@ -143,6 +143,18 @@ class KVCacheManager:
             len(group.blocks) > len(group.full_blocks) and group.writer is None and self.pool.ref(group.blocks[-1]) == 1
         )
 
+    def merge_partial(self, child: Child) -> None:
+        """The group gives up its partial block for the child's copy of it, and the child becomes the writer.
+
+        For a RUNNING child with a copy, of a group without a writer: the same positions, in one block less.
+        """
+        group = child.group
+        index = len(group.full_blocks)
+        self.pool.release(group.blocks[index:])
+        group.blocks[index] = child.blocks[index]
+        self.pool.touch(group.blocks[index:])
+        group.writer = child
+
     def release_child(self, child: Child) -> None:
         """Give up a child's table. Its group holds the shared part still."""
         group = child.group

@@ -11,8 +11,10 @@ The invariant, for a prompt of 37 tokens, block size 16, children a, b and c:
     every RUNNING child's table begins with the same full prompt blocks, and holds a reference on each of them;
     positions 0 .. 36 of group.blocks never change: the writer only ever writes behind them, so that the partial block
     can be copied at any time, also while the writer goes on in it. There is at most one writer, and a child becomes it
-    only if nobody but the group refers to the block. So a request of one child costs no copy and no extra block, and
-    one running child never needs more blocks than its own tokens fill, however many siblings wait.
+    only if nobody but the group refers to the block; when memory is short and the writer has left, the copy of a
+    running child takes the place of the group's block, and that child becomes the writer. So a request of one child
+    costs no copy and no extra block, and one running child never needs more blocks than its own tokens fill, however
+    many siblings wait.
 
 The way of a group and of its members:
 

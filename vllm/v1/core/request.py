@@ -13,6 +13,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from vllm.v1.messages import EngineCoreRequest
 
@@ -91,6 +92,7 @@ class Request:
         "params",
         "prompt_len",
         "rank",
+        "slot_row",
         "stop_token_ids",
         "stream",
         "time_scheduled",
@@ -118,6 +120,8 @@ class Request:
         self.time_scheduled = 0.0
         """When its group first ran."""
         self.children: list[Child] = []
+        self.slot_row: npt.NDArray[np.int64] | None = None
+        """Kept by `sched.slots`."""
 
     def stop_reason(self, token: int) -> int:
         """What to report for a stop at `token`: the id, or -1 for an end of sequence."""
@@ -175,6 +179,3 @@ class Child:
     @property
     def num_tokens(self) -> int:
         return self.request.prompt_len + len(self.tokens)
-
-    def token_array(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return np.array(self.tokens, np.int32)

@@ -32,7 +32,7 @@ configurations = st.fixed_dictionaries(
     {
         "num_blocks": st.integers(1, 24),
         "block_size": st.sampled_from([1, 2, 3, 4, 8]),
-        "max_num_seqs": st.integers(1, 6),
+        "max_num_seqs": st.integers(1, 8),
         "max_num_batched_tokens": st.integers(1, 20),
         "max_model_len": st.sampled_from([8, 30, 4096]),
         "enable_chunked_prefill": st.sampled_from([True, True, False]),
@@ -54,11 +54,11 @@ class RandomSchedules(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts(),
-        n=st.sampled_from([1, 1, 1, 2, 3, 5, 64]),
-        max_tokens=st.sampled_from([1, 2, 5, 9, 17, None]),
+        n=st.sampled_from([1, 1, 2, 3, 5, 64]),
+        max_tokens=st.sampled_from([1, 5, 9, 17, 40, None]),
         min_tokens=st.sampled_from([0, 0, 1, 4]),
-        ignore_eos=st.booleans(),
-        stops=st.sampled_from([None, None, [4], list(range(3, 20))]),
+        ignore_eos=st.sampled_from([True, True, False]),
+        stops=st.sampled_from([None, None, None, [4], list(range(3, 13))]),
         logprobs=st.sampled_from([None, None, 0, 2]),
         stream=st.booleans(),
         priority=st.integers(-1, 1),
@@ -66,7 +66,15 @@ class RandomSchedules(RuleBasedStateMachine):
         finish_after=st.sampled_from([None, None, None, 1, 2]),
         ready=st.sampled_from([True, True, True, False]),
         extras=st.sampled_from(
-            [{}, {}, {}, {"lora": LORA}, {"cache_salt": "s"}, {"prompt_logprobs": 1}, {"skip_reading_prefix_cache": True}]
+            [
+                {},
+                {},
+                {},
+                {"lora": LORA},
+                {"cache_salt": "s"},
+                {"prompt_logprobs": 1},
+                {"skip_reading_prefix_cache": True},
+            ]
         ),
     )
     def submit(
@@ -120,38 +128,28 @@ class RandomSchedules(RuleBasedStateMachine):
         for _ in range(steps):
             self.simulation.step()
 
-    def some(self, data: st.DataObject) -> list[int]:
-        live = list(self.simulation.children)
-        first = data.draw(st.integers(0, len(live) - 1))
-        return live[first : first + data.draw(st.sampled_from([1, 1, 2, 70]))]
-
     @precondition(lambda self: self.simulation.children)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.simulation.abort([*self.some(data), 10**9])
+    @rule(what=st.sampled_from(["abort", "abort", "stop", "fail", "ready", "ready", "reset", "drain"]), data=st.data())
+    def disturb(self, what: str, data: st.DataObject) -> None:
+        simulation = self.simulation
+        if what == "drain":
+            self.drain()
+        elif what == "reset":
+            simulation.scheduler.reset_prefix_cache()
+        elif what == "ready":
+            if self.not_ready:
+                simulation.scheduler.set_ready(self.not_ready.pop(data.draw(st.integers(0, len(self.not_ready) - 1))))
+        else:
+            handles = list(simulation.children)
+            first = data.draw(st.integers(0, len(handles) - 1))
+            some = handles[first : first + data.draw(st.sampled_from([1, 1, 2, 70]))]
+            if what == "abort":
+                simulation.abort([*some, 10**9])
+            elif what == "stop":
+                simulation.stop([handle for handle in some if simulation.children[handle].request.stream])
+            else:
+                simulation.runner.failing.update(some[:1])
 
-    @precondition(lambda self: self.simulation.children)
-    @rule(data=st.data())
-    def stop(self, data: st.DataObject) -> None:
-        streaming = [h for h in self.some(data) if self.simulation.children[h].request.stream]
-        self.simulation.stop(streaming)
-
-    @precondition(lambda self: self.simulation.children)
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        self.simulation.runner.failing.update(self.some(data)[:1])
-
-    @precondition(lambda self: self.not_ready)
-    @rule(data=st.data())
-    def set_ready(self, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.not_ready) - 1))
-        self.simulation.scheduler.set_ready(self.not_ready.pop(index))
-
-    @rule()
-    def reset_prefix_cache(self) -> None:
-        self.simulation.scheduler.reset_prefix_cache()
-
-    @rule()
     def drain(self) -> None:
         """To the end, and on from there."""
         for handles in self.not_ready:

@@ -59,6 +59,8 @@ def check_integrity(state: State) -> None:
         late = group.drawn and any(child.state == ChildState.PENDING and not child.waits for child in live)
         demand((group in state.late) >= late, f"{name} has members for the kept row, but is not noted")
         demand(group.writer is None or group.writer.state == ChildState.RUNNING, f"{name} has a writer not running")
+    complete = [group for group in state.groups if group.state == GroupState.COMPLETE]
+    demand(set(complete) == set(state.complete), f"{len(state.complete)} groups noted as complete, not {len(complete)}")
     demand(
         set(state.shared_groups.values()) == {group for group in state.groups if group.key is not None},
         "the table of groups that strangers may join is wrong",
@@ -66,7 +68,14 @@ def check_integrity(state: State) -> None:
     if not children:
         pool = state.kv.pool
         demand(pool.num_free == pool.num_blocks, f"idle, but {pool.num_free} of {pool.num_blocks} blocks are free")
-        left = (len(state.groups), len(state.shared_groups), len(state.prefilling), len(state.late), len(queued))
-        demand(left == (0, 0, 0, 0, 0), f"idle, but (groups, shared, prefilling, late, queued) = {left}")
+        left = (
+            len(state.groups),
+            len(state.complete),
+            len(state.shared_groups),
+            len(state.prefilling),
+            len(state.late),
+            len(queued),
+        )
+        demand(left == (0,) * 6, f"idle, but (groups, complete, shared, prefilling, late, queued) = {left}")
         told = state.outputs.has_news or not state.outputs.carried
         demand(told, f"idle, but {len(state.outputs.carried)} prompt log-probabilities wait")

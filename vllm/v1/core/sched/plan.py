@@ -5,7 +5,8 @@ tokens of children that were preempted), best key first; then whoever waits, bes
 token budget run out. The head of the queue is never passed by.
 
 Memory. A sequence in a slot that needs a block takes a free one, or the prompt of an idle group that comes after it,
-or preempts the last sequence in a slot, if that comes after it; otherwise it sits out the step and keeps what it has.
+or a partial block that a group and a child of it both have, or preempts the last sequence in a slot, if that comes
+after it; otherwise it sits out the step and keeps what it has.
 The first of all in slots may also take idle prompts that come before it, so that it always goes on, and with it the
 whole. Who waits preempts nobody: it takes free blocks and the prompts of idle groups that come after it; and when
 nothing runs all groups are idle, and the head of the queue comes before them all.
@@ -162,7 +163,7 @@ class Planner:
         key = state.entity_key(entity)
         own = entity.group if isinstance(entity, Child) else entity
         while pool.num_free < count:
-            if state.drop_idle_group(key, own):
+            if state.drop_idle_group(key, own) or state.merge_partial_block():
                 continue
             others = [other for other in state.slots.owner if other is not None and other is not entity]
             worst = max(others, key=state.entity_key, default=None)
@@ -289,11 +290,12 @@ class Planner:
         count = self._chunk_length(num_outputs, plan.budget)
         if not count:
             return False
-        while kv.pool.num_free < kv.fork_need(group, child.num_tokens):
+        num_tokens = group.prompt_len + num_outputs
+        while kv.pool.num_free < kv.fork_need(group, num_tokens):
             if not state.drop_idle_group(child.key, group):
                 return False
         group.pop_ready()
-        copy = kv.fork(child, child.num_tokens)
+        copy = kv.fork(child, num_tokens)
         if copy is not None:
             plan.copies.append(copy)
         slot = state.slots.take()
@@ -400,6 +402,7 @@ class Planner:
         slot = chunk.slot
         del state.prefilling[slot]
         group.state = GroupState.COMPLETE
+        state.complete[group] = None
         group.slot = -1
         leader, group.leader = group.leader, None
         state.kv.complete_group(group)

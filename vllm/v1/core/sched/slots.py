@@ -19,6 +19,10 @@ STOP_COLUMNS = 8
 """Stop ids that are compared as columns; a child with more of them is looked at alone."""
 
 
+FIXED = ("prompt_len", "max_outputs", "min_outputs", "num_cached", "shared_blocks", "group")
+_SHARED_BLOCKS = FIXED.index("shared_blocks")
+
+
 @dataclass(slots=True)
 class Rows:
     """Decode rows in the order of a step, members of one group side by side. Never changed once made."""
@@ -42,16 +46,19 @@ class SlotTable:
         """Tokens generated, those being drawn in the steps under way included."""
         self.blocks = np.zeros(size, np.int32)
         """Length of the block table."""
-        self.prompt_len = np.zeros(size, np.int32)
-        self.max_outputs = np.zeros(size, np.int32)
-        self.min_outputs = np.zeros(size, np.int32)
-        self.num_cached = np.zeros(size, np.int32)
-        self.stop = np.full((size, STOP_COLUMNS), -1, np.int32)
+        self._fixed = np.zeros((size, len(FIXED) + STOP_COLUMNS), np.int64)
+        """What does not change while a child is in the slot: one row, written at once."""
+        self.prompt_len = self._column("prompt_len")
+        self.max_outputs = self._column("max_outputs")
+        self.min_outputs = self._column("min_outputs")
+        self.num_cached = self._column("num_cached")
+        self.shared_blocks = self._column("shared_blocks")
+        """Full prompt blocks, the same for all children of a group."""
+        self.group = self._column("group")
+        self.stop = self._fixed[:, len(FIXED) :]
+        """Stop ids, -1 where there are no more of them."""
         self.many_stops: set[int] = set()
         """Slots with more than STOP_COLUMNS stop ids; theirs are not in `stop`."""
-        self.group = np.zeros(size, np.int64)
-        self.shared_blocks = np.zeros(size, np.int32)
-        """Full prompt blocks, the same for all children of a group."""
         self.last_token = np.zeros(size, np.float64)
         self.stream = np.zeros(size, np.bool_)
         self.has_logprobs = np.zeros(size, np.bool_)
@@ -83,20 +90,33 @@ class SlotTable:
         self.computed[slot] = computed
         self.outputs[slot] = outputs
         self.blocks[slot] = len(child.blocks)
-        self.prompt_len[slot] = request.prompt_len
-        self.max_outputs[slot] = request.max_outputs
-        self.min_outputs[slot] = request.min_outputs
-        self.num_cached[slot] = request.num_cached
-        self.stop[slot] = -1
+        self._fixed[slot] = self._fixed_row(child)
         if len(request.stop_token_ids) > STOP_COLUMNS:
             self.many_stops.add(slot)
-        elif request.stop_token_ids:
-            self.stop[slot, : len(request.stop_token_ids)] = list(request.stop_token_ids)
-        self.group[slot] = child.group.number
-        self.shared_blocks[slot] = len(child.group.full_blocks)
         self.last_token[slot] = child.time_last
         self.stream[slot] = request.stream
         self.has_logprobs[slot] = request.has_logprobs
+
+    def _fixed_row(self, child: Child) -> npt.NDArray[np.int64]:
+        """The same for all children of a request while their group's prompt stays where it is."""
+        request, group = child.request, child.group
+        row = request.slot_row
+        if row is None or row[_SHARED_BLOCKS] != len(group.full_blocks):
+            stops = sorted(request.stop_token_ids) if len(request.stop_token_ids) <= STOP_COLUMNS else []
+            fixed = {
+                "prompt_len": request.prompt_len,
+                "max_outputs": request.max_outputs,
+                "min_outputs": request.min_outputs,
+                "num_cached": request.num_cached,
+                "shared_blocks": len(group.full_blocks),
+                "group": group.number,
+            }
+            values = [*(fixed[name] for name in FIXED), *stops, *[-1] * (STOP_COLUMNS - len(stops))]
+            row = request.slot_row = np.array(values, np.int64)
+        return row
+
+    def _column(self, name: str) -> npt.NDArray[np.int64]:
+        return self._fixed[:, FIXED.index(name)]
 
     def take(self) -> int:
         return self._free.pop()

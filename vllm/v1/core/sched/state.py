@@ -28,6 +28,8 @@ class State:
         """Those that have not ended."""
         self.groups: dict[PrefillGroup, None] = {}
         """Those with live members, oldest first."""
+        self.complete: dict[PrefillGroup, None] = {}
+        """Those that hold their prompt."""
         self.shared_groups: dict[tuple[object, ...], PrefillGroup] = {}
         """Those that strangers may join, by what must be equal."""
         self.group_numbers = itertools.count(1)
@@ -111,6 +113,7 @@ class State:
     def forget_prompt(self, group: PrefillGroup) -> None:
         """The group's blocks become free; it computes its prompt again when its turn comes."""
         self.kv.release_group(group)
+        self.complete.pop(group, None)
         group.state = GroupState.WAITING
         if group.prompt_logprobs is not None and not group.prompt_logprobs.complete:
             group.prompt_logprobs.chunks.clear()
@@ -122,7 +125,7 @@ class State:
         """
         worst: PrefillGroup | None = None
         worst_key: Key | None = None
-        for group in self.groups:
+        for group in self.complete:
             if group.is_idle and group is not keep:
                 key = group.best_key or LAST  # members that are not ready: nobody waits for these blocks yet
                 if (above is None or key > above) and (worst_key is None or key > worst_key):
@@ -132,6 +135,16 @@ class State:
         self.forget_prompt(worst)
         self.queue.update(worst)
         return True
+
+    def merge_partial_block(self) -> bool:
+        """Free one block where a group and its running children have copies of the same; False if there is none."""
+        for child in self.slots.owner:
+            if isinstance(child, Child):
+                group = child.group
+                if group.writer is None and len(group.blocks) > len(group.full_blocks):
+                    self.kv.merge_partial(child)
+                    return True
+        return False
 
     # Ends
 
@@ -163,6 +176,7 @@ class State:
             self.leave_prefill(group)
         elif group.blocks:
             self.kv.release_group(group)
+            del self.complete[group]
         if group.kept:
             self.dropped_keys.append(group.number)
         self.queue.remove(group)

@@ -152,7 +152,7 @@ class _Draws:
         ended = np.flatnonzero(stopped | (outputs >= slots.max_outputs[rows]))
         reasons = np.zeros(len(rows), np.uint8)
         stop_reasons = np.full(len(rows), -1, np.int64)
-        num_cached = slots.num_cached[rows]
+        num_cached = slots.num_cached[rows].astype(np.int32)
         ended_times = {}
         for index in ended.tolist():
             child = _child(slots.owner[rows[index]])
