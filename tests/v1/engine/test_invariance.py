@@ -1,5 +1,5 @@
-"""Rule 6 through the whole engine, on every backend: a seeded request says the same, bit for bit, whatever happens
-around it: alone, in a random crowd, chunked at any budget, preempted, shared or not, in process or in another process."""
+"""Rule 6 through the whole engine, on every backend: a seeded request says the same, bit for bit, whatever is around
+it: alone, in a random crowd, chunked at any budget, preempted, shared or not, in process or in another process."""
 
 import random
 
