@@ -71,15 +71,6 @@ def test_shapes_pass_their_own_check_here():
     assert shapes.tiles[-1] == 8
 
 
-def positional_mm(mm):
-    """A product whose rows depend on their number, as some BLAS's do."""
-
-    def product(x, y, **keywords):
-        return mm(x * (1 + len(x) * 1e-3), y, **keywords)
-
-    return product
-
-
 def test_sizes_that_differ_are_not_used(monkeypatch):
     """A product that treats 32 rows differently from 8: only the small size is left."""
     row_tiles.cache_clear()
