@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.chat_utils import load_chat_template
 from vllm.exceptions import ConfigError, UnsupportedError
 from vllm.logger import init_logger, warn_once
 from vllm.utils.argparse_utils import FlexibleArgumentParser, add_dataclass_arguments, option, option_rules
@@ -134,6 +135,10 @@ def server_args(args: argparse.Namespace) -> ServerArgs:
     """Raises ConfigError."""
     names = {field.name for field, _ in option_rules(ServerArgs)}
     values = {name: getattr(args, name) for name in names}
+    try:
+        values["chat_template"] = load_chat_template(values["chat_template"])
+    except ValueError as error:
+        raise ConfigError(str(error), "chat_template") from None
     keys = args.api_keys or ([envs.VLLM_API_KEY] if envs.VLLM_API_KEY else [])
     return ServerArgs(
         **values,

@@ -40,7 +40,10 @@ class ToolUse:
                 "tool_choice demands a call, which cannot be combined with response_format or structured_outputs",
                 "tool_choice",
             )
-        params.structured_outputs = StructuredOutputsParams(json=self.schema())
+        params.structured_outputs = StructuredOutputsParams(
+            json=self.schema(),
+            disable_any_whitespace=True,  # a program reads it, and a small model would write blanks for ever
+        )
 
     def schema(self) -> dict[str, Any]:
         """Named: the function's parameters. Required: a list of {name, parameters}; definitions stand at its root."""
