@@ -508,17 +508,26 @@ class Simulation:
             self.receive(self.scheduler.take_outputs())
         return moved
 
-    def run(self, most: int = 100_000) -> None:
+    def run(self, most: int = 5_000) -> None:
         """Until nothing is left; the tables are empty then."""
         for _ in range(most):
             if not self.scheduler.has_unfinished() and not self.waiting:
                 break
             if not self.step() and not self.waiting:
-                assert not self.scheduler.has_unfinished(), "nothing runs, and something is unfinished"
+                assert not self.scheduler.has_unfinished(), f"nothing runs: {self.describe()}"
         else:
             raise AssertionError(f"not finished after {most} steps")
         self.scheduler.check_integrity()
         assert self.scheduler._kv.pool.num_free == self.num_blocks
+
+    def describe(self) -> str:
+        """What is live, for a failing assertion."""
+        state = self.scheduler._state
+        children = [(c.handle, c.state.name, c.slot, len(c.tokens), c.blocks) for c in state.children.values()]
+        groups = [
+            (g.number, g.state.name, g.blocks, g.num_running, g.num_drawing, g.best_key, g.queued) for g in state.groups
+        ]
+        return f"{self.scheduler.stats()}\n{children}\n{groups}\n{state.prefilling}\n{self.config}"
 
     def check_outputs(self) -> None:
         """Every child's tokens against those of a run alone; aborted ones have a part of them."""

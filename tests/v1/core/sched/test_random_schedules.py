@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.v1.core.simulation import Simulation, prompt_entries, entries_of
+from tests.v1.core.simulation import Simulation, entries_of, prompt_entries
 from vllm.exceptions import PromptTooLongError
 from vllm.lora.request import LoRARequest
 from vllm.v1.messages import FinishReason

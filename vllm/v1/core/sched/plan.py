@@ -15,8 +15,8 @@ Token values are never read here, so that a step may be planned before the one b
 rows, prompts in chunks and a lone child's first decode go on by counting. A child that reaches its length is left out
 of further plans; one that ends by its tokens does so when they are reported, and what was planned for it meanwhile is
 ignored. Only entering a slot needs reported tokens: children forked from a group enter after the report of their first
-ones. A draw that was under way when its child was preempted is ignored as well, and made again: draws depend on seed
-and position alone.
+ones, and one that is preempted while a draw of its own is under way enters again after the report of that; there is one
+such step at most, and nobody enters in a step that preempts.
 """
 
 from __future__ import annotations

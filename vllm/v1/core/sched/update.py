@@ -1,7 +1,8 @@
 """Taking in what a step drew: tokens to their children, ends, and the news for the front ends.
 
 Children in slots are handled as columns, but for the few that have news of their own: a first token, a filled block,
-an end. Forked members are handled one by one, once in their lives.
+an end. Forked members are handled one by one, once in their lives; so are children that were preempted while the step
+was under way, whose tokens are as good as any.
 
 In this order: what was computed; draws and the ends that follow from them; failures; `finish_after`. So all children
 that end in one step keep their reasons.
@@ -35,7 +36,7 @@ class Updater:
         draws = _Draws(self.state, result, now)
         draws.rows(step, computed)
         draws.forks(step.forked)
-        self.state.outputs.singles = Singles.join(draws.row_singles, draws.fork_singles())
+        self.state.outputs.singles = Singles.join(draws.row_singles, draws.more_singles())
         self.state.stats.generation_tokens += self.state.outputs.new_tokens
         for handle, message in result.errors.items():
             self._fail(handle, message)
@@ -91,8 +92,8 @@ class _Draws:
         self._stops: list[int] = []
         self._cached: list[int] = []
         self._entries: list[int] = []
-        """Columns of the forked members that stream."""
-        self._fork_times: dict[int, tuple[float, float, float, int]] = {}
+        """Columns of those that stream and were not taken in as columns."""
+        self._times: dict[int, tuple[float, float, float, int]] = {}
         columns = result.logprobs
         if columns is not None:
             self._offsets = columns.offsets
@@ -116,6 +117,10 @@ class _Draws:
             raise IntegrityError(f"the runner drew for {result.handles[:count].tolist()}, not {handles.tolist()}")
         entries: npt.NDArray[np.intp] = np.arange(count)
         live = slots.handle[rows] == handles
+        for index in np.flatnonzero(~live).tolist():
+            child = state.children.get(int(handles[index]))
+            if child is not None and child.handle not in result.errors:
+                self._drew(child, int(tokens[index]), index)  # preempted while this step was under way
         if result.errors:
             live &= ~np.isin(handles, list(result.errors))
         if not live.all():
@@ -198,28 +203,35 @@ class _Draws:
                 self._drawn += 1
                 if handles[index] != child.handle:
                     raise IntegrityError(f"the runner drew for {handles[index]}, not {child.handle}")
-                accepted = child.state == ChildState.DRAWING and child.handle not in self.result.errors
-                if accepted and self._fork_drew(child, tokens[index], index):
+                if child.state == ChildState.DRAWING and child.handle not in self.result.errors:
+                    child.group.num_drawing -= 1
+                    child.group.add_ready(child)
                     groups[child.group] = None
+                    self._drew(child, tokens[index], index)
             for group in groups:
-                self.state.queue.update(group)
+                if group.num_live:
+                    self.state.queue.update(group)
 
-    def _fork_drew(self, child: Child, token: int, index: int) -> bool:
-        """Take in a first token; whether the child goes on."""
+    # One by one
+
+    def _drew(self, child: Child, token: int, index: int) -> None:
+        """Take in a token of a READY child."""
         request = child.request
         outputs = self.state.outputs
         outputs.new_tokens += 1
         child.tokens.append(token)
         child.time_last = self.now
-        self._first_token(child)
+        count = len(child.tokens)
+        if count == 1:
+            self._first_token(child)
         reason, stop_reason = FinishReason.NONE, -1
-        if token in request.stop_token_ids and request.min_outputs <= 1:
+        if token in request.stop_token_ids and count >= request.min_outputs:
             reason, stop_reason = FinishReason.STOP, request.stop_reason(token)
-        elif request.max_outputs <= 1:
+        elif count >= request.max_outputs:
             reason = FinishReason.LENGTH
         if request.stream:
             if reason:
-                self._fork_times[len(self._handles)] = times_of(child)
+                self._times[len(self._handles)] = times_of(child)
             self._handles.append(child.handle)
             self._tokens.append(token)
             self._reasons.append(reason)
@@ -232,14 +244,10 @@ class _Draws:
             if not request.stream:
                 outputs.end(child, reason, stop_reason)
             self._ended(child)
-            return False
-        child.group.num_drawing -= 1
-        child.group.add_ready(child)
-        return True
 
-    def fork_singles(self) -> Singles:
+    def more_singles(self) -> Singles:
         before = len(self.row_singles.handles)
-        for index, times in self._fork_times.items():
+        for index, times in self._times.items():
             self.state.outputs.single_times[before + index] = times
         return Singles(
             np.array(self._handles, np.int64),
