@@ -7,13 +7,14 @@ RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 export HF_HUB_OFFLINE = 1
 # One thread per test process: WORKERS of them share the cores.
 TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format clean
+.PHONY: help venv demo test bench lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +47,9 @@ demo: $(RUNTIME) ## four answers to one prompt, side by side
 
 test: $(READY) $(RUNTIME) ## the test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+bench: $(READY) $(RUNTIME) ## benchmarks: tables and pictures in bench-results/ (a quarter of an hour)
+	$(BIN)/python benchmarks/run_all.py $(BENCH_ARGS)
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -141,8 +141,9 @@ def test_the_ratio_is_quoted_pair_by_pair(capsys: pytest.CaptureFixture[str]) ->
 # Environments
 
 
-def test_a_side(python: str) -> None:
-    side = compare.Side("other", python, {"model": "m"})
+def test_a_side(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(python).parent)
+    side = compare.Side("other", "./python", {"model": "m"})  # from here, though it runs elsewhere
     try:
         assert side.version == "fake"
         assert 0 < side.measure("2x3:4:50", 1) < 2 * 3 * 50 / 0.01

@@ -136,6 +136,8 @@ class Side:
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-compare-")
         # In an empty folder, so that neither environment sees this project's source beside it.
         script = shutil.copy(portable.__file__, self._folder.name)
+        # Absolute, but not resolved: a virtual environment is known by the link it is called through.
+        python = os.path.abspath(shutil.which(python) or python)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         try:
             self._process = subprocess.Popen(
