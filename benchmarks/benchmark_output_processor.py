@@ -4,9 +4,9 @@
     python benchmarks/benchmark_output_processor.py [--model smollm2-135m-instruct] [--output-len 128] [--json FILE]
 
 The core is played by prepared messages, one per step, as it would send them: every child gets a token in every step,
-and a FINAL_ONLY child is reported once, when it ends. Times are CPU times, the smallest of --repeats runs. "seam"
-compares the layer with a twin whose loop makes a request's output itself, without a `SamplingRequest` between; the two
-run in turn, and the median of the pairs' ratios is quoted.
+and a FINAL_ONLY child is reported once, when it ends. Times are CPU times, the smallest of --repeats runs. The
+seam is compared with two twins of the layer that know no `SamplingRequest`: one makes a request's output in a method,
+as a layer for n=1 alone would, one in the loop itself, without any call. They run in turn; the median ratio is quoted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer, open_tokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, Processed
@@ -91,10 +91,72 @@ def run(
     return elapsed / (requests * n * output_len) * 1e6
 
 
-class SeamlessProcessor(OutputProcessor):
-    """The same loop with `SingularSamplingRequest.collect` written out in place."""
+class MethodProcessor(OutputProcessor):
+    """No seam: the processor makes a request's output in a method of its own, as a layer for n=1 alone would."""
 
-    def process(self, message: EngineCoreOutputs) -> Any:
+    def process(self, message: EngineCoreOutputs, step_ends: bool = True) -> Processed:  # noqa: ARG002
+        outputs: list[RequestOutput] = []
+        children = self._children
+        tokens = message.token_ids.tolist()
+        stats = IterationStats(message.timestamp, message.new_tokens)
+        stops: list[int] = []
+        errors = message.errors
+        reader = None
+        start = ended = 0
+        for handle, end, reason, stop, num_cached in zip(
+            message.handles.tolist(),
+            message.offsets[1:].tolist(),
+            message.finish_reasons.tolist(),
+            message.stop_reasons.tolist(),
+            message.num_cached_tokens.tolist(),
+            strict=True,
+        ):
+            first, start = start, end
+            if reason:
+                ended += 1
+            child = children.get(handle)
+            if child is None:
+                continue
+            request: Any = child.request
+            if errors and handle in errors:
+                stop = request.error = errors[handle]
+            request.num_cached_tokens = num_cached
+            completion = child.advance(tokens[first:end], first, reason, stop, reader)
+            if completion is None:
+                continue
+            if completion.finish_reason is not None:
+                del children[handle]
+                if not reason:
+                    stops.append(handle)
+                self._child_ended(child, completion.finish_reason, message, ended - 1, stats)
+            output = self._make_output(request, completion)
+            if request.sink is None and not output.finished:
+                outputs.append(output)
+            else:
+                self._emit(request, output, outputs, stats)
+        return Processed(outputs, stops, [], stats)
+
+    def _make_output(self, request: Any, completion: CompletionOutput) -> RequestOutput:
+        if completion.finish_reason is None:
+            output = RequestOutput(
+                request.request_id, request._prompt, request.prompt_token_ids, request.prompt_logprobs, [completion],
+                False, None, request.lora_request, request.num_cached_tokens,
+            )  # fmt: skip
+        else:
+            request.finished = True
+            output = RequestOutput(
+                request.request_id, request._prompt, request.prompt_token_ids, request.prompt_logprobs, [completion],
+                True, request.times.snapshot(), request.lora_request, request.num_cached_tokens,
+            )  # fmt: skip
+        if request._delta:
+            request.prompt_logprobs = None
+        return output
+
+
+class InlineProcessor(OutputProcessor):
+    """No seam, and no call: what `SingularSamplingRequest.collect` does is written out in the loop."""
+
+    def process(self, message: EngineCoreOutputs, step_ends: bool = True) -> Processed:  # noqa: ARG002
         outputs: list[RequestOutput] = []
         children = self._children
         tokens = message.token_ids.tolist()
@@ -141,7 +203,9 @@ class SeamlessProcessor(OutputProcessor):
                 )  # fmt: skip
             if request._delta:
                 request.prompt_logprobs = None
-            if output is not None:
+            if request.sink is None and not output.finished:
+                outputs.append(output)
+            else:
                 self._emit(request, output, outputs, stats)
         return Processed(outputs, stops, [], stats)
 
@@ -176,21 +240,24 @@ def main() -> None:
         print(f"{f'{requests}x{n}':<14}" + "".join(f"{row[kind.name]:12.3f}" for kind in KINDS), flush=True)
 
     print(
-        f"\nn=1 through SingularSamplingRequest against no seam ({SEAM_REQUESTS}x1), median ratio of alternating runs"
+        f"\nn=1 through SingularSamplingRequest ({SEAM_REQUESTS}x1), time against the same layer without it\n"
+        f"{'':<14}{'a method in its place':>24}{'written out in the loop':>26}"
     )
-    seam: dict[str, float] = {}
+    seam: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         steps = messages(SEAM_REQUESTS, args.output_len, kind, tokens)
-        ratios = []
-        for turn in range(max(args.repeats * 4, 20)):
-            makers = (OutputProcessor, SeamlessProcessor)
-            times_of = {
-                maker: run(lambda maker=maker: maker(tokenizer), SEAM_REQUESTS, 1, kind, steps, args.output_len)  # type: ignore[misc]
-                for maker in (makers if turn % 2 else makers[::-1])
-            }
-            ratios.append(times_of[OutputProcessor] / times_of[SeamlessProcessor])
-        seam[kind.name] = statistics.median(ratios)
-        print(f"{kind.name:<14}{seam[kind.name]:12.4f}", flush=True)
+        makers = (OutputProcessor, MethodProcessor, InlineProcessor)
+        times_of: dict[type[OutputProcessor], list[float]] = {maker: [] for maker in makers}
+        for turn in range(max(args.repeats * 6, 3)):
+            for maker in makers[turn % 3 :] + makers[: turn % 3]:
+                elapsed = run(lambda maker=maker: maker(tokenizer), SEAM_REQUESTS, 1, kind, steps, args.output_len)  # type: ignore[misc]
+                times_of[maker].append(elapsed)
+        own = times_of[OutputProcessor]
+        seam[kind.name] = {
+            name: statistics.median(mine / other for mine, other in zip(own, times_of[maker], strict=True))
+            for name, maker in (("method", MethodProcessor), ("inline", InlineProcessor))
+        }
+        print(f"{kind.name:<14}{seam[kind.name]['method']:>24.4f}{seam[kind.name]['inline']:>26.4f}", flush=True)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"us_per_token": results, "seam": seam, "output_len": args.output_len}, file, indent=2)

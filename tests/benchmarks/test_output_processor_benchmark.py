@@ -38,14 +38,14 @@ def test_it_runs(benchmark, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind, ids=lambda kind: kind.name)
-def test_the_twin_without_a_seam_says_the_same(benchmark, kind):
+def test_the_twins_without_a_seam_say_the_same(benchmark, kind):
     tokens = np.random.default_rng(0).integers(100, 40_000, 5 * 8).astype(np.int32)
     said = []
-    for make in (OutputProcessor, benchmark.SeamlessProcessor):
+    for make in (OutputProcessor, benchmark.MethodProcessor, benchmark.InlineProcessor):
         processor = make(bundled_tokenizer())
         for submission in benchmark.submissions(5, 1, kind, 8):
             processor.add(submission)
         outputs = [o for step in benchmark.messages(5, 8, kind, tokens) for o in processor.process(step).outputs]
         processor.check_idle()
         said.append([(o.request_id, o.outputs, o.finished, o.prompt_token_ids) for o in outputs])
-    assert said[0] == said[1]
+    assert said[0] == said[1] == said[2]

@@ -187,7 +187,11 @@ class OutputProcessor:
                     stops.append(handle)
                 self._child_ended(child, completion.finish_reason, message, ended - 1 if reason else -1, stats)
             output = request.collect(child.index, completion)
-            if output is not None:
+            if output is None:
+                continue
+            if request.sink is None and not output.finished:  # the common output, without detours
+                outputs.append(output)
+            else:
                 self._emit(request, output, outputs, stats)
         if self._opened:
             opened = self._opened[:]
