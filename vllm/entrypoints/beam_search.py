@@ -1,8 +1,9 @@
 """Beam search on the engine's own sharing.
 
 Every beam is a request for one token with its most likely alternatives. All beams of all prompts run in the same steps.
-What a beam has in common with the beams before it is in the prefix cache: a step computes the new token and the fewer
-than `block_size` tokens before it that stand in a block that was not full, never the prompt or the earlier blocks.
+Nothing is computed twice: beside each beam's request stands one that only holds its prompt's blocks, and the beams that
+grow from it continue there. They share its full blocks, copy the one that is not full, and compute one token each.
+(Under memory pressure a held prompt may be given up; then what the prefix cache still has is used.)
 """
 
 from __future__ import annotations
@@ -51,12 +52,20 @@ class BeamSearchOutput:
 
 
 @dataclass
+class _Beam(BeamSearchSequence):
+    """One that may still grow."""
+
+    continues: int = -1
+    """Handle that holds what it has in common with the beam it grew from."""
+
+
+@dataclass
 class _Search:
     """One prompt's search."""
 
-    beams: list[BeamSearchSequence]
+    beams: list[_Beam]
     cache_salt: str | None
-    done: list[BeamSearchSequence] = field(default_factory=list)
+    done: list[_Beam] = field(default_factory=list)
 
 
 def beam_search(
@@ -76,60 +85,74 @@ def beam_search(
         max_tokens=1, logprobs=width, temperature=params.temperature, ignore_eos=True, detokenize=False
     )
     searches = [
-        _Search([BeamSearchSequence(prompt.token_ids.tolist(), [], lora)], prompt.cache_salt)
+        _Search([_Beam(prompt.token_ids.tolist(), [], lora)], prompt.cache_salt)
         for prompt, lora in zip(prompts, loras, strict=True)
     ]
-    for step in range(params.max_tokens):
-        if progress is not None:
-            progress.advance(sum(not search.beams for search in searches))
-        owners = [(search, beam) for search in searches for beam in search.beams]
-        if not owners:
-            break
-        outputs = Batch(engine, [_entry(search, beam, one_token) for search, beam in owners], request_ids).run()
-        grown: dict[int, list[BeamSearchSequence]] = {}
-        for (search, beam), output in zip(owners, outputs, strict=True):
-            logprobs = output.outputs[0].logprobs
-            candidates = None if logprobs is None else logprobs[0]
-            assert candidates is not None  # they were asked for
-            _extend(search, beam, candidates, eos, params, grown.setdefault(id(search), []))
-        for search in searches:
-            best = sorted(grown.get(id(search), ()), key=lambda beam: beam.cum_logprob, reverse=True)
-            search.beams = best[: params.beam_width]
-            if step + 1 == params.max_tokens or (search.beams and len(search.beams[0].tokens) >= longest):
-                for beam in search.beams:
-                    beam.finish_reason = "length"
-                search.done += search.beams
-                search.beams = []
+    held: list[int] = []
+    try:
+        for step in range(params.max_tokens):
+            if progress is not None:
+                progress.advance(sum(not search.beams for search in searches))
+            owners = [(search, beam) for search in searches for beam in search.beams]
+            if not owners:
+                break
+            is_last = step + 1 == params.max_tokens
+            batch = Batch(
+                engine, [_entry(search, beam, one_token, not is_last) for search, beam in owners], request_ids
+            )
+            try:
+                outputs = batch.run()
+            finally:
+                engine.release(held)
+                held = list(batch.holds.values())
+            grown: dict[int, list[_Beam]] = {}
+            for index, ((search, beam), output) in enumerate(zip(owners, outputs, strict=True)):
+                logprobs = output.outputs[0].logprobs
+                candidates = None if logprobs is None else logprobs[0]
+                assert candidates is not None  # they were asked for
+                beam.continues = batch.holds.get(index, -1)
+                _extend(search, beam, candidates, eos, params, grown.setdefault(id(search), []))
+            for search in searches:
+                best = sorted(grown.get(id(search), ()), key=lambda beam: beam.cum_logprob, reverse=True)
+                search.beams = best[: params.beam_width]
+                if is_last or (search.beams and len(search.beams[0].tokens) >= longest):
+                    for beam in search.beams:
+                        beam.finish_reason = "length"
+                    search.done += search.beams
+                    search.beams = []
+    finally:
+        engine.release(held)
     if progress is not None:
         progress.advance(len(searches))
         progress.close()
     return [_ranked(search, eos, params, engine.tokenizer) for search in searches]
 
 
-def _entry(search: _Search, beam: BeamSearchSequence, params: SamplingParams) -> Entry:
+def _entry(search: _Search, beam: _Beam, params: SamplingParams, hold: bool) -> Entry:
     prompt = TokenizedPrompt(None, np.array(beam.tokens, np.int32), search.cache_salt)
-    return Entry(prompt, params, beam.lora_request, own_use=True)
+    return Entry(prompt, params, beam.lora_request, own_use=True, continues=beam.continues, hold=hold)
 
 
 def _extend(
     search: _Search,
-    beam: BeamSearchSequence,
+    beam: _Beam,
     candidates: LogprobsOnePosition,
     eos: frozenset[int],
     params: BeamSearchParams,
-    into: list[BeamSearchSequence],
+    into: list[_Beam],
 ) -> None:
     """The beam with each of its candidates: ended ones are done, the others may become beams."""
     for token, value in candidates.items():
         ends = token in eos
         keep = not ends or params.include_stop_str_in_output
-        following = BeamSearchSequence(
+        following = _Beam(
             [*beam.tokens, token] if keep else beam.tokens,
             [*beam.logprobs, candidates],
             beam.lora_request,
             beam.cum_logprob + value.logprob,
             finish_reason="stop" if ends else None,
             stop_reason=token if ends else None,
+            continues=beam.continues,
         )
         (search.done if ends else into).append(following)
 
@@ -141,9 +164,16 @@ def _ranked(
         length = len(sequence.tokens) - (sequence.tokens[-1] in eos)
         return sequence.cum_logprob / float(max(length, 1) ** params.length_penalty)
 
-    best = sorted(search.done, key=score, reverse=True)[: params.beam_width]
-    for sequence in best:
-        sequence.tokens = list(sequence.tokens)
-        if tokenizer is not None:
-            sequence.text = tokenizer.decode(sequence.tokens)
+    best = [
+        BeamSearchSequence(
+            list(beam.tokens),
+            beam.logprobs,
+            beam.lora_request,
+            beam.cum_logprob,
+            None if tokenizer is None else tokenizer.decode(beam.tokens),
+            beam.finish_reason,
+            beam.stop_reason,
+        )
+        for beam in sorted(search.done, key=score, reverse=True)[: params.beam_width]
+    ]
     return BeamSearchOutput(best)

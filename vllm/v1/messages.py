@@ -62,6 +62,11 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, gc=False):
     the front end counts those it stops (stop strings) and reports them by `stop_children`."""
     index_offset: int = 0
     """Child index of handles[0], for a request that is submitted in several messages."""
+    hold: bool = False
+    """Its children never draw. They keep the prompt's blocks, which others compute, until they are aborted."""
+    continues: int = -1
+    """Handle of a live child whose whole prompt this prompt begins with: what that one's group has computed is taken
+    over, its partial block by a copy. -1, or a handle that is not live any more: what the prefix cache has."""
 
 
 class LogprobColumnsMsg(msgspec.Struct, array_like=True, gc=False):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.prefill_group import PrefillGroup
+from vllm.v1.core.prefill_group import GroupState, PrefillGroup
 from vllm.v1.core.request import Child
 
 
@@ -68,6 +68,17 @@ class KVCacheManager:
         self.pool.touch(blocks)
         group.blocks = blocks
         return len(blocks) * self.block_size
+
+    def block_to_continue(self, group: PrefillGroup, start: int) -> int:
+        """The partial block of `group.source`, if the `start` tokens of hits end where it begins; -1 if not."""
+        source = group.source
+        if source is None or source.state != GroupState.COMPLETE or source.root != group.root:
+            return -1
+        if not len(source.full_blocks) * self.block_size == start < source.prompt_len < group.prompt_len:
+            return -1
+        if source.prompt_bytes != group.prompt_bytes[: len(source.prompt_bytes)]:
+            return -1
+        return source.blocks[-1]
 
     def extend_group(self, group: PrefillGroup, num_tokens: int) -> list[int]:
         """Make the table reach `num_tokens`; the blocks added."""

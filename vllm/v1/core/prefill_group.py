@@ -96,6 +96,7 @@ class PrefillGroup:
         "ready",
         "root",
         "slot",
+        "source",
         "state",
         "unstarted",
         "writer",
@@ -130,6 +131,8 @@ class PrefillGroup:
         self.epoch = 0
         """Counts the times the blocks were given up; a report of an earlier epoch is about other blocks."""
         self.writer: Child | None = None
+        self.source: PrefillGroup | None = None
+        """Group that this one continues, until it starts: its partial block is copied in place of being computed."""
         self.slot = -1
         self.leader: Child | None = None
         """In PREFILL: under whose name it stands in the slot (also after that one was aborted)."""

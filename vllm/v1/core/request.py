@@ -83,6 +83,7 @@ class Request:
         "eos_token_ids",
         "finish_after",
         "has_logprobs",
+        "hold",
         "index_offset",
         "max_outputs",
         "min_outputs",
@@ -112,6 +113,7 @@ class Request:
         self.max_outputs = max_outputs
         self.has_logprobs = params.logprobs is not None
         self.finish_after = message.finish_after
+        self.hold = message.hold
         self.num_ended = 0
         """Children that ended by themselves (stop or length, or a stop string the front end saw)."""
         self.num_live = len(message.handles)

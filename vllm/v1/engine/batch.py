@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from vllm.exceptions import EngineDeadError, EngineGenerateError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -23,6 +25,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import Processed
 from vllm.v1.engine.parallel_sampling import Submission
 from vllm.v1.engine.processor import TokenizedPrompt
+from vllm.v1.messages import EngineCoreRequest
 
 MIN_WINDOW = 4096
 """Children in the engine at a time, at least."""
@@ -40,6 +43,10 @@ class Entry:
     priority: int = 0
     own_use: bool = False
     """Made by the engine itself: see `Processor.check_params`."""
+    continues: int = -1
+    """See `EngineCoreRequest.continues`."""
+    hold: bool = False
+    """Keep the prompt after the request's end: see `Batch.holds`."""
 
 
 class Progress(Protocol):
@@ -85,6 +92,8 @@ class Batch:
         for entry in entries:
             processor.check_options(entry.lora_request, entry.priority)
         self.outputs: list[RequestOutput | None] = [None] * len(entries)
+        self.holds: dict[int, int] = {}
+        """By index, handles that keep the prompts of entries which ask for it. To be released by the caller."""
         self.arrived: list[RequestOutput] = []
         """Since the last step."""
         self._live: set[str] = set()
@@ -141,6 +150,7 @@ class Batch:
 
     def _submit(self, indices: list[int]) -> None:
         together: list[tuple[Submission, _Place]] = []
+        holds: list[EngineCoreRequest] = []
         for index in indices:
             entry = self._entries[index]
             submission = self._engine.processor.process(
@@ -152,8 +162,13 @@ class Batch:
                 priority=entry.priority,
                 own_use=entry.own_use,
             )
+            submission.core_request.continues = entry.continues
             together.append((submission, _Place(self, index)))
-        self._engine.submit_all(together)
+            if entry.hold:
+                (handle,) = self._engine.output_processor.new_handles(1)
+                holds.append(msgspec.structs.replace(submission.core_request, handles=[handle], hold=True))
+                self.holds[index] = handle
+        self._engine.submit_all(together, holds)
         self._live.update(submission.request_id for submission, _ in together)
 
     def _step(self, progress: Progress | None) -> None:

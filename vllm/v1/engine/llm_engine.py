@@ -18,6 +18,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, Processed
 from vllm.v1.engine.parallel_sampling import SamplingRequest, Sink, Submission
 from vllm.v1.engine.processor import ModelInfo, Processor
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.metrics.stats import EngineMetrics, IterationStats, Metric
 
 if TYPE_CHECKING:
@@ -117,19 +118,30 @@ class LLMEngine:
         """Hand a checked request to the core, as it is. Its outputs go to the sink, if there is one."""
         self.submit_all([(submission, sink)])
 
-    def submit_all(self, submissions: Sequence[tuple[Submission, Sink | None]]) -> None:
-        """Hand checked requests to the core in one message, so that they meet there. All are taken, or none."""
+    def submit_all(
+        self, submissions: Sequence[tuple[Submission, Sink | None]], holds: Sequence[EngineCoreRequest] = ()
+    ) -> None:
+        """Hand checked requests to the core in one message, so that they meet there. All are taken, or none.
+
+        `holds` are requests that only keep a prompt, until their handles are given to `release`.
+        """
         requests: list[SamplingRequest] = []
         try:
             for submission, sink in submissions:
                 requests.append(self.output_processor.add(submission, sink))
-            self.client.add_requests([request.submission.core_request for request in requests])
+            self.client.add_requests([*(request.submission.core_request for request in requests), *holds])
         except BaseException:
             for request in requests:
                 self.output_processor.withdraw(request)
             if self.client.error is None:
-                self.client.abort([handle for request in requests for handle in request.handles])
+                handles = [handle for request in requests for handle in request.handles]
+                self.client.abort(handles + [handle for hold in holds for handle in hold.handles])
             raise
+
+    def release(self, handles: list[int]) -> None:
+        """End what `submit_all` was told to hold."""
+        if handles and self.client.error is None:
+            self.client.abort(handles)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests with all their children; unknown ids are passed over. A later `step` returns what they have."""

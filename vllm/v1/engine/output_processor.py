@@ -66,7 +66,7 @@ class OutputProcessor:
         Raises DuplicateRequestError if a live request has the id; the first is untouched.
         """
         self.check_id(submission.request_id)
-        request = fan_out(submission, self._handles, self._opened)
+        request = fan_out(submission, self.new_handles, self._opened)
         request.sink = sink
         params = submission.params
         shared = Shared(
@@ -116,7 +116,8 @@ class OutputProcessor:
             if request.sink is not None:
                 request.sink.fail(error)
 
-    def _handles(self, count: int) -> list[int]:
+    def new_handles(self, count: int) -> list[int]:
+        """Handles that were never used. Reports about one without a child here are passed over."""
         first = make_handle(self._client_index, self._next_handle)
         self._next_handle += count
         return list(range(first, first + count))

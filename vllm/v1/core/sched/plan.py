@@ -252,7 +252,15 @@ class Planner:
             kv.pool.release(group.blocks)
             group.blocks = []
             return False
+        partial = kv.block_to_continue(group, start)
+        if partial >= 0:
+            assert group.source is not None
+            start = group.source.prompt_len
+            count = self._chunk_length(group.prompt_len - start, plan.budget)
+        group.source = None
         kv.extend_group(group, start + count)
+        if partial >= 0:
+            plan.copies.append((partial, group.blocks[start // kv.block_size]))
         group.state = GroupState.PREFILL
         group.num_computed = group.num_done = start
         group.leader = leader

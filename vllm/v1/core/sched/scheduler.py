@@ -74,6 +74,7 @@ class Scheduler:
         """
         state, params = self._state, message.params
         self._check(message)
+        ready = ready and not message.hold
         priority = message.priority if self._by_priority else 0
         rank = (priority, message.arrival_time, next(self._arrivals))
         prompt_len = len(message.prompt_token_ids)
@@ -89,7 +90,10 @@ class Scheduler:
         ]
         group.add(request)
         state.children.update(zip(message.handles, request.children, strict=True))
-        state.stats.prompt_tokens += prompt_len
+        if message.hold:
+            state.num_held += len(message.handles)
+        else:
+            state.stats.prompt_tokens += prompt_len
         if group.drawn:
             if ready:
                 state.late[group] = None
@@ -127,6 +131,9 @@ class Scheduler:
         group.reads_cache = reads_cache
         if kv.enable_prefix_caching:
             group.root = kv.root(message.lora_request, message.cache_salt)
+        source = state.children.get(message.continues)
+        if reads_cache and source is not None:
+            group.source = source.group
         if params.prompt_logprobs is not None:
             group.prompt_logprobs = PromptLogprobs(params.prompt_logprobs, request)
         group.unstarted.append(request)
@@ -179,8 +186,8 @@ class Scheduler:
             state.check_finish_after(request)
 
     def has_unfinished(self) -> bool:
-        """Whether anything is left to compute or to tell."""
-        return bool(self._state.children) or self._state.outputs.has_news
+        """Whether anything is left to compute or to tell. Children that only hold a prompt have nothing to compute."""
+        return len(self._state.children) > self._state.num_held or self._state.outputs.has_news
 
     # Steps
 

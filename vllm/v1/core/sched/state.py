@@ -38,6 +38,8 @@ class State:
         """By slot: groups in PREFILL, and children that compute their own tokens again after a preemption."""
         self.late: dict[PrefillGroup, None] = {}
         """Groups with PENDING members whose hidden row is kept: they draw in the next step."""
+        self.num_held = 0
+        """Children that only hold a prompt."""
         self.outputs = OutputBuilder()
         self.stats = SchedulerStats()
         # For the next step that is not empty:
@@ -156,6 +158,8 @@ class State:
         del self.children[child.handle]
         self.finished_handles.append(child.handle)
         request.num_live -= 1
+        if request.hold:
+            self.num_held -= 1
         if by_itself:
             request.num_ended += 1
         if state == ChildState.RUNNING:
@@ -182,6 +186,7 @@ class State:
         self.queue.remove(group)
         del self.groups[group]
         self.late.pop(group, None)
+        group.source = None
         if group.key is not None:
             del self.shared_groups[group.key]
 
