@@ -16,8 +16,10 @@
 
 namespace vllm {
 
-// Rows of the largest tile, by the number of registers.
-#if defined(__AVX512F__)
+// Rows of the largest tile, by the number of registers. Sanitized builds have smaller ones, which compile in a minute.
+#if defined(VLLM_SANITIZED)
+constexpr int kTileRows = 3;
+#elif defined(__AVX512F__)
 constexpr int kTileRows = 12;
 #elif defined(__AVX2__)
 constexpr int kTileRows = 4;
@@ -155,11 +157,13 @@ VLLM_INLINE void with_rows(int64_t rows, Body&& body) {
   switch (rows) {
     case 1: body(std::integral_constant<int, 1>{}); break;
     case 2: body(std::integral_constant<int, 2>{}); break;
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(VLLM_SANITIZED)
     case 3: body(std::integral_constant<int, 3>{}); break;
+#endif
+#if defined(__AVX2__) && !defined(VLLM_SANITIZED)
     case 4: body(std::integral_constant<int, 4>{}); break;
 #endif
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(VLLM_SANITIZED)
     case 5: body(std::integral_constant<int, 5>{}); break;
     case 6: body(std::integral_constant<int, 6>{}); break;
     case 7: body(std::integral_constant<int, 7>{}); break;
