@@ -56,17 +56,23 @@ class Run:
         return self.folder / f"{name}.json"
 
     def call(self, *words: str, timeout: float = 240, capture: bool = False) -> str:
-        """One of the scripts. Raises PartError."""
+        """One of the scripts, or a module after "-m". Raises PartError."""
         print("+", " ".join(words), file=sys.stderr, flush=True)
-        command = [sys.executable, str(HERE / words[0]), *words[1:]]
+        name = words[1] if words[0] == "-m" else words[0]
+        command = [sys.executable, *words] if words[0] == "-m" else [sys.executable, str(HERE / name), *words[1:]]
         try:
             done = subprocess.run(
-                command, check=False, timeout=timeout, text=True, stdout=subprocess.PIPE if capture else sys.stderr
+                command,
+                check=False,
+                cwd=HERE.parent,
+                timeout=timeout,
+                text=True,
+                stdout=subprocess.PIPE if capture else sys.stderr,
             )
         except subprocess.TimeoutExpired:
-            raise PartError(f"{words[0]} took more than {timeout:.0f} s") from None
+            raise PartError(f"{name} took more than {timeout:.0f} s") from None
         if done.returncode:
-            raise PartError(f"{words[0]} ended with code {done.returncode}")
+            raise PartError(f"{name} ended with code {done.returncode}")
         return done.stdout or ""
 
 
@@ -197,7 +203,8 @@ def output_layer(run: Run) -> None:
     found = json.loads(path.read_text())
     kinds = list(found["seam"])
     rows = [[shape, *(f"{row[kind]:.2f}" for kind in kinds)] for shape, row in found["us_per_token"].items()]
-    rows.append(["n = 1 seam: with / without", *(f"{found['seam'][kind]:.3f}" for kind in kinds)])
+    for twin, words in (("method", "a method in its place"), ("inline", "the same written into the loop")):
+        rows.append([f"n = 1: with the seam / {words}", *(f"{found['seam'][kind][twin]:.3f}" for kind in kinds)])
     run.sections["output layer"] = results.markdown(["requests x n", *kinds], rows)
 
 
@@ -209,9 +216,9 @@ def counts(run: Run) -> None:
 
 def kernels(run: Run) -> None:
     """The kernels' own table."""
-    if not (HERE / "kernels.py").is_file():
-        raise PartError("kernels.py is not there")
-    run.sections["kernels"] = "```\n" + run.call("kernels.py", capture=True).rstrip() + "\n```\n"
+    kinds = "bfloat16" if run.quick else "bfloat16,int8"
+    table = run.call("-m", "benchmarks.kernels", "--kinds", kinds, capture=True)
+    run.sections["kernels"] = "```\n" + table.rstrip() + "\n```\n"
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
@@ -295,7 +302,8 @@ def main() -> int:
     parser.add_argument("--update-docs", action="store_true")
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    run = Run(args.model, args.output_dir.resolve(), args.quick)
+    model = str(Path(args.model).resolve()) if Path(args.model).exists() else args.model
+    run = Run(model, args.output_dir.resolve(), args.quick)
     failed: dict[str, str] = {}
     spent: dict[str, float] = {}
     for name in args.only or PARTS:
