@@ -58,6 +58,25 @@ def test_siblings_read_their_prompt_once(spec: DecoderSpec) -> None:
     assert shared.flops > alone.flops
 
 
+def test_a_window_bounds_what_is_read() -> None:
+    """By hand, position by position: a query sees the last `window` positions, itself included."""
+    config = tiny_config("gemma3")
+    spec = family_of(config["architectures"], None, "test").spec(Config(config))
+    windows = {layer.mixer.window for layer in spec.layers}
+    assert windows == {None, 24}
+    for window in windows:
+        for prompt, lengths in ((10, [4]), (30, [5, 2]), (20, [40, 1, 3])):
+            reach = window or 1000
+            of_prompt = sum(min(place + 1, reach) for place in range(prompt))
+            of_children = sum(min(prompt + own, reach) for length in lengths for own in range(1, length))
+            once = 0
+            for step in range(1, max(lengths)):
+                # Own tokens by child, and the prompt's positions that the steps' windows still reach, once.
+                seen = [min(step, reach) for length in lengths if step < length]
+                once += sum(seen) + max(0, min(prompt, reach - step))
+            assert machine._attended(prompt, lengths, window) == (of_prompt, of_children, once)
+
+
 def test_int8_halves_the_weights_and_failed_requests_need_nothing(spec: DecoderSpec) -> None:
     body, head = machine.matrix_elements(spec)
     failed = record(10, 4)

@@ -273,7 +273,8 @@ def _servers(args: argparse.Namespace, cases: Sequence[str]) -> dict[str, Any]:
             prompts, n, prompt_len, output_len = portable.parse_case(case)
             parser = FlexibleArgumentParser()
             serve.add_arguments(parser)
-            words = ["--base-url", url, "--dataset-name", "random", "--disable-tqdm", "--skip-initial-test"]
+            words = ["--base-url", url, "--dataset-name", "random", "--disable-tqdm", "--disable-limits"]
+            words += ["--skip-initial-test"]
             words += ["--num-prompts", str(prompts), "--n", str(n), "--temperature", "1", "--seed", str(seed)]
             words += ["--input-len", str(prompt_len), "--output-len", str(output_len)]
             for flag, value in (("--model", model), ("--tokenizer", args.tokenizer)):

@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,24 +166,38 @@ def need(
     """What the completed requests needed in `steps` steps of the engine."""
     body, head = matrix_elements(spec)
     weight_size = _ELEMENT_SIZE["int8" if quantization == "int8" else dtype]
-    kv_bytes = spec.kv_bytes_per_token(_ELEMENT_SIZE[dtype])
-    attention = sum(4 * layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers)
-    prompts = decoded = drawn = contexts = read_contexts = 0.0
-    for record in records:
-        if not record.completed:
-            continue
-        size = record.prompt_tokens
-        prompts += size
-        contexts += size * (size + 1) / 2
-        lengths = [child.tokens for child in record.children.values()]
-        drawn += sum(lengths)
-        decoded += sum(max(0, length - 1) for length in lengths)
-        own = sum(length * (length - 1) / 2 for length in lengths)
-        contexts += own + sum(size * max(0, length - 1) for length in lengths)
-        read_contexts += own + size * max(0, max(lengths, default=0) - 1)
-    computed = prompt_tokens_computed / prompts if prompts else 0.0
-    flops = 2 * body * (prompt_tokens_computed + decoded) + 2 * head * drawn + attention * contexts * min(1.0, computed)
-    return Need(steps * (body + head) * weight_size + read_contexts * kv_bytes, flops)
+    done = [record for record in records if record.completed]
+    lengths = [[child.tokens for child in record.children.values()] for record in done]
+    prompts = sum(record.prompt_tokens for record in done)
+    drawn = sum(map(sum, lengths))
+    decoded = sum(max(0, length - 1) for own in lengths for length in own)
+    read = float(steps * (body + head) * weight_size)
+    flops = float(2 * body * (prompt_tokens_computed + decoded) + 2 * head * drawn)
+    share = min(1.0, prompt_tokens_computed / prompts) if prompts else 0.0
+    for mixer, layers in Counter(layer.mixer for layer in spec.layers).items():
+        pairs = contexts = 0.0
+        for record, own in zip(done, lengths, strict=True):
+            of_prompt, of_children, once = _attended(record.prompt_tokens, own, mixer.window)
+            pairs += share * of_prompt + of_children
+            contexts += once
+        flops += layers * 4 * mixer.num_heads * mixer.head_dim * pairs
+        read += layers * 2 * mixer.num_kv_heads * mixer.head_dim * _ELEMENT_SIZE[dtype] * contexts
+    return Need(read, flops)
+
+
+def _attended(prompt: int, lengths: Sequence[int], window: int | None) -> tuple[int, int, int]:
+    """Of one request in one layer: (query, key) pairs of its prompt, those of its children, and the positions that its
+    decode steps read when the prompt is read once for all children."""
+    reach = prompt + max(lengths, default=0) if window is None else window
+    of_prompt = int(np.minimum(np.arange(1, prompt + 1), reach).sum())
+    of_children = once = 0
+    for length in lengths:
+        own = np.arange(1, length)  # its own tokens in the cache, in each step after the first
+        of_children += int(np.minimum(prompt + own, reach).sum())
+        once += int(np.minimum(own, reach).sum())
+    longest = np.arange(1, max(lengths, default=0))
+    once += int(np.clip(reach - longest, 0, prompt).sum())
+    return of_prompt, of_children, once
 
 
 # Memory

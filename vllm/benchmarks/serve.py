@@ -242,7 +242,7 @@ def report(args: argparse.Namespace, result: results.Result) -> int:
 
 
 def _is_shown(args: argparse.Namespace, name: str) -> bool:
-    measure_name = name.removesuffix("_ms").split("_", 1)[1]
+    measure_name = name.removesuffix("_ms").partition("_")[2]
     names = args.percentile_metrics.split(",")
     return measure_name in names or (args.n > 1 and measure_name in ("first_child", "last_child", "child_spread"))
 
