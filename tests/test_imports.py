@@ -68,8 +68,15 @@ PLAIN = {
     "vllm.v1.step",
     "vllm.version",
 }
-TORCH = ("vllm.model_executor.backends.torch_", "vllm.model_executor.torch_", "vllm.v1.attention.")
-"""Modules whose names begin so are the torch backend."""
+TORCH = (
+    "vllm.model_executor.backends.torch_",
+    "vllm.model_executor.backends.triton_",
+    "vllm.model_executor.torch_",
+    "vllm.kernels.triton",
+    "vllm.v1.attention.",
+    "vllm.v1.worker.cuda_",
+)
+"""Modules whose names begin so are the torch and Triton backends."""
 
 
 def within(module: str, packages: set[str]) -> bool:
