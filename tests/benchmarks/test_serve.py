@@ -89,6 +89,9 @@ def test_warm_ups_key_and_model(
     )  # fmt: skip
     assert code == 0
     assert len(server.bodies) == 5
+    warm_up, *_, last = (body["prompt"] for body in server.bodies)
+    assert warm_up.startswith("Warm-up")  # no prompt of the run: the server's cache must not know those
+    assert not last.startswith("Warm-up")
     assert {body["model"] for body in server.bodies} == {"other"}
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert result["prompt_tokens_computed"] == 20
