@@ -44,6 +44,29 @@ def test_rule_31_a_client_that_goes_is_an_abort(server: Server, stream: bool) ->
     assert server.metric("vllm:generation_tokens_total") < tokens + 64 * 1000
 
 
+def test_rule_23_a_slow_reader_loses_nothing(server: Server) -> None:
+    body = LONG | {"n": 32, "max_tokens": 900, "seed": 11}
+    expected = server.ok(PATH, body)["choices"]
+    with server.client.stream("POST", PATH, json=body | {"stream": True, "return_token_ids": True}) as response:
+        time.sleep(1.5)  # the sockets' buffers are full by then
+        pieces = by_index(list(read_events(response.iter_lines())))
+    for choice in expected:
+        own = pieces[choice["index"]]
+        assert "".join(piece["text"] for piece in own) == choice["text"]
+        assert sum(len(piece["token_ids"]) for piece in own) == 900
+        assert [piece["finish_reason"] for piece in own] == [None] * (len(own) - 1) + ["length"]
+
+
+def test_rule_34_counted_once_also_when_aborted(server: Server) -> None:
+    names = ("vllm:request_params_n_count", "vllm:request_params_n_sum", "vllm:request_max_num_generation_tokens_count")
+    before = [server.metric(name) for name in names]
+    with server.client.stream("POST", PATH, json=LONG | {"stream": True, "n": 5}) as response:
+        lines = response.iter_lines()
+        next(lines)
+    server.wait_idle(5)
+    assert [server.metric(name) - old for name, old in zip(names, before, strict=True)] == [1, 5, 1]
+
+
 async def test_200_streams_a_third_of_them_cut(server: Server) -> None:
     """All others complete, and are right; nothing is left behind."""
     rng = random.Random(5)
