@@ -1,5 +1,7 @@
 #include "gemm.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -423,9 +425,9 @@ VLLM_EXPORT int vllm_matrix_row(void* handle, int64_t output, float* out) {
     vllm::unpack_row(m, output, 1.0f, out);
   });
 }
-// activation < 0: out [m, n]. Otherwise out [m, n / 2] = act(gate) * up.
+// activation < 0: out [m, n]. Otherwise out [m, n / 2] = act(gate) * up. `seconds`, if given, takes the time of the product.
 VLLM_EXPORT int vllm_matrix_multiply(void* handle, const float* a, int64_t m, float* out, const float* bias, int activation,
-                                     int threads, int repeat) {
+                                     int threads, double* seconds) {
   return vllm::guarded([&] {
     auto& h = *static_cast<Handle*>(handle);
     const auto& w = h.matrix;
@@ -458,7 +460,12 @@ VLLM_EXPORT int vllm_matrix_multiply(void* handle, const float* a, int64_t m, fl
       e.out = out;
       e.stride = w.n;
     }
-    for (int i = 0; i < repeat; ++i) vllm::multiply(w, h.rows.as<uint32_t>(), lda, m, e);
+    timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    vllm::multiply(w, h.rows.as<uint32_t>(), lda, m, e);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    if (seconds != nullptr)
+      *seconds = static_cast<double>(end.tv_sec - start.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - start.tv_nsec);
     if (activation >= 0)
       for (int64_t r = 0; r < m; ++r) std::memcpy(out + r * (w.n / 2), gated.data() + r * e.stride, w.n / 2 * sizeof(float));
   });

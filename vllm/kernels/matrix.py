@@ -41,7 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
     "vllm_matrix_free": (None, "p"),
     "vllm_matrix_pack": (ctypes.c_int, "pllpii"),
     "vllm_matrix_row": (ctypes.c_int, "plp"),
-    "vllm_matrix_multiply": (ctypes.c_int, "pplppiii"),
+    "vllm_matrix_multiply": (ctypes.c_int, "pplppiip"),
 }
 
 
@@ -53,7 +53,7 @@ class PackedMatrix:
     ) -> None:
         self.library = load(isa)
         declare(self.library, _SIGNATURES)
-        self.shape, self.gated, self.threads = (n, k), gated, threads
+        self.shape, self.gated, self.threads, self.seconds = (n, k), gated, threads, 0.0
         self.handle: int | None = self.library.vllm_matrix_create(KINDS[kind], n, k, int(gated))
         if not self.handle:
             raise KernelError(self.library.vllm_last_error().decode())
@@ -75,17 +75,17 @@ class PackedMatrix:
         check(self.library, self.library.vllm_matrix_row(self.handle, output, out.ctypes.data))
         return out
 
-    def multiply(
-        self, a: Float32s, bias: Float32s | None = None, activation: str | None = None, repeat: int = 1
-    ) -> Float32s:
+    def multiply(self, a: Float32s, bias: Float32s | None = None, activation: str | None = None) -> Float32s:
         """a [m, k] times the weights: [m, n], or with an activation act(gate) * up [m, n / 2].
 
-        `repeat` runs it several times, for timing."""
+        `seconds` afterwards has the time of the product alone.
+        """
         a = np.ascontiguousarray(a, np.float32)
         if a.ndim != 2 or a.shape[1] != self.shape[1]:
             raise KernelError(f"multiply: rows of shape {a.shape} with weights of shape {self.shape}")
         out = np.empty((len(a), self.shape[0] // 2 if activation else self.shape[0]), np.float32)
         bias_at = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        seconds = np.zeros(1)
         rc = self.library.vllm_matrix_multiply(
             self.handle,
             a.ctypes.data,
@@ -94,7 +94,8 @@ class PackedMatrix:
             None if bias_at is None else bias_at.ctypes.data,
             -1 if activation is None else ACTIVATIONS[activation],
             self.threads,
-            repeat,
+            seconds.ctypes.data,
         )
         check(self.library, rc)
+        self.seconds = float(seconds[0])
         return out
