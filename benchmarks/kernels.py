@@ -10,6 +10,7 @@ other, as the layers of a model do. The cases are those of the correctness and i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from vllm.benchmarks.machine import Limits, measure_limits
 from vllm.kernels import library, sampling
 from vllm.kernels.matrix import PackedMatrix
 from vllm.kernels.model import DecoderKernel
+from vllm.model_executor.backends.interface import Float32s, ForwardBatch, Sampled, SamplingBatch
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _COLD_BYTES = 96 << 20  # of weights, more than the caches hold
@@ -134,7 +136,7 @@ def bench_decoder(kind: str, threads: int, isa: str) -> None:
         kernel.profile()
         calls = [0]
 
-        def run(step: object = step, calls: list[int] = calls) -> None:
+        def run(step: ForwardBatch = step, calls: list[int] = calls) -> None:
             calls[0] += 1
             kernel_step(kernel, step)
 
@@ -144,29 +146,20 @@ def bench_decoder(kind: str, threads: int, isa: str) -> None:
         print("      ms: " + "  ".join(f"{name} {value:.2f}" for name, value in parts.items() if value >= 0.005))
 
 
-def kernel_step(kernel: DecoderKernel, step: object) -> None:
-    names = (
-        "token_ids",
-        "positions",
-        "query_start",
-        "seq_lens",
-        "block_tables",
-        "hidden_rows",
-        "shared_rows",
-        "shared_blocks",
-    )
-    kernel.forward(*[getattr(step, name) for name in names])
+def kernel_step(kernel: DecoderKernel, step: ForwardBatch) -> None:
+    kernel.forward(*[getattr(step, field.name) for field in dataclasses.fields(step)])
 
 
 def bench_sampling(threads: int, isa: str) -> None:
-    limits = heading("sampling, 49,152 tokens, 64 rows", "float32", threads)
-    rows, vocab = 64, 49_152
-    logits = sampling_cases.logits_for(rows, vocab)
+    vocab = 49_152
+    limits = heading("sampling from 49,152 logits, per row (16 rows, or one for a fork)", "float32", threads)
     handle = library.load(isa)
-    for case in sampling_cases.CASES:
-        drawn = case.batch(rows, vocab)
-        seconds = best(lambda drawn=drawn: sampling.sample(handle, logits, drawn, threads), 0.2)  # type: ignore[misc]
-        report(f"{case.name}, {drawn.size} draws", seconds, logits.nbytes, 0.0, limits)
+
+    def sample(logits: Float32s, drawn: SamplingBatch) -> Sampled:
+        return sampling.sample(handle, logits, drawn, threads)
+
+    for case, _, seconds in sampling_cases.measure(sample, vocab):
+        report(case.name, seconds, 4 * vocab, 0.0, limits)
 
 
 def main() -> None:
