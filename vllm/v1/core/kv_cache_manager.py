@@ -74,6 +74,8 @@ class KVCacheManager:
         source = group.source
         if source is None or source.state != GroupState.COMPLETE or source.root != group.root:
             return -1
+        if len(source.blocks) == len(source.full_blocks):  # no partial one, or it has ended
+            return -1
         if not len(source.full_blocks) * self.block_size == start < source.prompt_len < group.prompt_len:
             return -1
         if source.prompt_bytes != group.prompt_bytes[: len(source.prompt_bytes)]:

@@ -37,12 +37,10 @@ class EngineCore:
         self.config = config
         self.executor = make_executor(config) if executor is None else executor
         self.scheduler = Scheduler(config, self.executor.num_blocks)
-        self.executor.is_busy = self.scheduler.has_unfinished
+        self.executor.is_busy = self._is_busy
         self._weights_version = self.executor.weights_version
         self._grammars: GrammarManager | None = None
         """From the first request with a constraint on."""
-        self._answers_due = False
-        """Something ended between steps, and the front end has not been told."""
 
     # ---- requests
 
@@ -67,29 +65,34 @@ class EngineCore:
     def abort(self, handles: Sequence[int]) -> None:
         """End children; the next outputs carry their last tokens. Unknown handles are passed over."""
         self.scheduler.abort(handles)
-        self._answers_due = True
 
     def stop_children(self, handles: Sequence[int]) -> None:
         """The front end found a stop string: end children without an answer."""
         self.scheduler.stop_children(handles)
-        self._answers_due = True  # of siblings, where finish_after is reached by this
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
-        return self._answers_due or self.scheduler.has_unfinished()
+        return self.scheduler.has_unfinished()
 
     def step(self) -> EngineCoreOutputs | None:
         """Schedule, execute, update. None when there is nothing to tell."""
-        self._answers_due = False
-        if self._grammars is not None:
-            self.scheduler.set_ready(self._grammars.take_ready())
+        self._take_grammars(0.0)
         step = self.scheduler.schedule()
         if step.is_empty:
-            if self._grammars is not None:  # perhaps everybody waits for one
-                self.scheduler.set_ready(self._grammars.take_ready(GRAMMAR_WAIT))
+            self._take_grammars(GRAMMAR_WAIT)  # perhaps everybody waits for one
             return self.scheduler.take_outputs()
         return self.scheduler.update(step, self.executor.execute(step))
+
+    def _take_grammars(self, seconds: float) -> None:
+        """Let those draw whose grammars are ready; wait that long for one."""
+        if self._grammars is not None:
+            self.scheduler.set_ready(self._grammars.take_ready(seconds))
+
+    def _is_busy(self) -> bool:
+        """Whether any child lives: weights must not change, and memory must not be given back."""
+        stats = self.scheduler.stats()
+        return stats.num_running + stats.num_waiting > 0
 
     # ---- everything else; what a front end may call by name
 

@@ -16,6 +16,7 @@ the parent counts, and at the end of the step the output processor ends the othe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.metrics.stats import RequestTimes
 
 NEVER_RANKED = float("-inf")
+_by_index = operator.attrgetter("index")
 
 
 class Submission:
@@ -207,7 +209,10 @@ class ParentRequest(_Request):
 
     def close(self) -> RequestOutput | None:
         moved, self._moved = self._moved, None
-        return self._output(moved) if moved else None
+        if not moved:
+            return None
+        moved.sort(key=_by_index)
+        return self._output(moved)
 
     def _final(self, completions: list[CompletionOutput | None]) -> list[CompletionOutput]:
         ended = [completion for completion in completions if completion is not None]

@@ -22,11 +22,11 @@ def test_the_second_is_refused(engine, n):
     assert len(drain(engine)["twin"]) == 1
 
 
-def test_free_after_an_abort(engine):
-    engine.add_request("twin", PROMPT, params(max_tokens=100))
-    engine.abort_request("twin")
-    engine.add_request("twin", PROMPT, params(seed=1))
-    outputs = drain(engine)["twin"]
+def test_free_after_an_abort(slow_engine):
+    slow_engine.add_request("twin", PROMPT, params(max_tokens=100))
+    slow_engine.abort_request("twin")
+    slow_engine.add_request("twin", PROMPT, params(seed=1))
+    outputs = drain(slow_engine)["twin"]
     assert [output.outputs[0].finish_reason for output in outputs] == ["abort", "length"]
 
 

@@ -55,7 +55,7 @@ async def test_a_waiting_consumer_is_woken(async_engine, kind):
             outputs.append(await collector.get())
 
     consumer = asyncio.create_task(consume())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
     await async_engine.abort(request_id)
     await asyncio.wait_for(consumer, 10)
     ended = join(outputs, kind)

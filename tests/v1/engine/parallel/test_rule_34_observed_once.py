@@ -33,16 +33,16 @@ def test_once_per_request(engine, kind, n):
     assert observed(engine, LARGEST) == (before[1][0] + 1, before[1][1] + max(lengths.values()))
 
 
-def test_also_by_abort(engine):
-    before = observed(engine, N), observed(engine, LARGEST)
-    aborts = engine.metrics.success["abort"]
+def test_also_by_abort(slow_engine):
+    before = observed(slow_engine, N), observed(slow_engine, LARGEST)
+    aborts = slow_engine.metrics.success["abort"]
     request_id = new_id()
-    engine.add_request(request_id, PROMPT, params(n=4, max_tokens=100))
-    engine.abort_request(request_id)
-    drain(engine)
-    assert observed(engine, N) == (before[0][0] + 1, before[0][1] + 4)
-    assert observed(engine, LARGEST)[0] == before[1][0] + 1
-    assert engine.metrics.success["abort"] == aborts + 4
+    slow_engine.add_request(request_id, PROMPT, params(n=4, max_tokens=100))
+    slow_engine.abort_request(request_id)
+    drain(slow_engine)
+    assert observed(slow_engine, N) == (before[0][0] + 1, before[0][1] + 4)
+    assert observed(slow_engine, LARGEST)[0] == before[1][0] + 1
+    assert slow_engine.metrics.success["abort"] == aborts + 4
 
 
 def test_best_of_counts_what_the_user_asked_for(engine):
