@@ -218,6 +218,7 @@ def test_a_core_ends_when_its_parent_is_killed(busy, tmp_path):
         parent.stdout.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of threads; the child runs none
 def test_a_forked_child_of_the_parent_does_not_keep_the_core_alive():
     client = SyncMPClient(fake_config())
     pid = client.info.pid
