@@ -48,7 +48,10 @@ def test_streamed_throughput(tmp_path: Path, flag: str, monkeypatch: pytest.Monk
     result = bench("throughput", tmp_path, *words)
     assert result["total_output_tokens"] == 48
     assert result["prompt_tokens_computed"] == 80
-    for name in ("ttft", "tpot", "itl", "e2el", "first_child", "last_child", "child_spread"):
+    names = ["ttft", "e2el", "first_child", "last_child", "child_spread"]
+    if flag == "--stream":  # the other way a slow reader may get all tokens at once, which leaves no time between them
+        names += ["tpot", "itl"]
+    for name in names:
         assert result[f"p99_{name}_ms"] >= 0
     assert result["mean_first_child_ms"] <= result["mean_last_child_ms"]
 
