@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE = 1
 TEST_ENV := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint format clean
+.PHONY: help venv demo test sanitize bench lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -47,6 +47,14 @@ demo: $(RUNTIME) ## four answers to one prompt, side by side
 
 test: $(READY) $(RUNTIME) ## the test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Python is not built with the sanitizers, so their runtimes are loaded before it. A leak report would be about Python.
+SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libubsan.so)
+sanitize: $(READY) ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DVLLM_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 VLLM_CPU_LIBRARY_DIR=build/sanitize $(TEST_ENV) \
+		$(BIN)/python -m pytest -q --timeout 900 tests/kernels -k "not qkv and not gate_up and not down" $(PYTEST_ARGS)
 
 bench: $(READY) $(RUNTIME) ## benchmarks: tables and pictures in bench-results/ (a quarter of an hour)
 	$(BIN)/python benchmarks/run_all.py $(BENCH_ARGS)
