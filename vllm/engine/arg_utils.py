@@ -160,7 +160,7 @@ class EngineArgs:
     max_loras: int = option(1, "lora", "Most adapters in one step.", low=1)
 
     disable_log_stats: bool = option(False, "observability", "No periodic log line, no statistics per request.")
-    otlp_traces_endpoint: str | None = option(None, "observability", "Where traces are sent; not built yet.")
+    otlp_traces_endpoint: str | None = option(None, "observability", "URL for the server's traces (OTLP over HTTP).")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -282,8 +282,6 @@ class EngineArgs:
                 )
         if self.enable_lora:
             raise UnsupportedError("enable_lora is not built yet")
-        if self.otlp_traces_endpoint is not None:
-            raise UnsupportedError("otlp_traces_endpoint is not built yet")
         if self.device == "cuda" or self.backend == "triton":
             raise UnsupportedError(f"device={self.device!r}, backend={self.backend!r}: the GPU runner is not built yet")
         if not envs.VLLM_USE_V1:

@@ -52,7 +52,9 @@ async def create_chat_completion(service: EngineService, request: Request) -> Re
     own_id = request_id(request, body, "chatcmpl")
     log_request(service, own_id, prompt.text, params, len(prompt.token_ids))
     call = _Call(service, body, params, prompt, own_id, parsers, tools)
-    running = await service.submit(own_id, [as_engine_prompt(prompt, body.cache_salt)], [params], body.priority or 0)
+    running = await service.submit(
+        own_id, [as_engine_prompt(prompt, body.cache_salt)], [params], body.priority or 0, request.headers
+    )
     if body.stream:
         return EventStream(guarded(call.stream(running)))
     (output,) = await unless_gone(request, running.final())

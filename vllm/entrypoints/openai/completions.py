@@ -55,6 +55,7 @@ async def create_completion(service: EngineService, request: Request) -> Respons
         [as_engine_prompt(prompt, body.cache_salt) for prompt in tokenized],
         [params] * len(prompts),
         body.priority or 0,
+        request.headers,
     )
     if body.stream:
         return EventStream(guarded(call.stream(running)))

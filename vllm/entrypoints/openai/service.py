@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.entrypoints.openai.errors import HTTPError, retry_later
+from vllm.entrypoints.openai.tracing import Tracer
 from vllm.exceptions import BadRequestError, EngineDeadError, QueueFullError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
@@ -75,6 +76,8 @@ class EngineService:
         """Ids in the engine, by the id that the client knows."""
         self._watch: asyncio.Task[None] | None = None
         self._stats = StatsLogger(engine.metrics)
+        endpoint = self.config.observability.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.model_names[0])
 
     # ---- the engine
 
@@ -161,6 +164,8 @@ class EngineService:
     def shutdown(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        if self.tracer is not None:
+            self.tracer.shutdown()
         if self._engine is not None:
             self._engine.shutdown()
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -193,6 +198,7 @@ class EngineService:
         prompts: Sequence[PromptType],
         params: Sequence[SamplingParams],
         priority: int = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> Running:
         """All prompts of one HTTP request, or none. Raises what the engine raises, and as `admit`."""
         engine = self.engine
@@ -200,7 +206,7 @@ class EngineService:
             raise BadRequestError(f"a request with id {request_id!r:.140} is running already", "request_id")
         children = sum(own.num_children for own in params)
         self.admit(children)
-        running = Running(self, engine, request_id)
+        running = Running(self, engine, request_id, params, headers or {})
         self._live[request_id] = running.ids
         self._reserved += children
         try:
@@ -231,8 +237,17 @@ class Running:
     """The engine's requests of one HTTP request, one per prompt. To be closed in every case: what has not ended then is
     aborted."""
 
-    def __init__(self, service: EngineService, engine: AsyncLLM, request_id: str) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        engine: AsyncLLM,
+        request_id: str,
+        params: Sequence[SamplingParams],
+        headers: Mapping[str, str],
+    ) -> None:
         self._service = service
+        self._params = params
+        self._headers = headers
         self._engine = engine
         self._request_id = request_id
         self._pumps: list[asyncio.Task[None]] = []
@@ -246,7 +261,7 @@ class Running:
         try:
             for collector in self.collectors:
                 outputs.append(await collector.get())
-                self._finished += 1
+                self._ended(len(outputs) - 1, outputs[-1])
         finally:
             self.close()
         return outputs
@@ -259,7 +274,7 @@ class Running:
                 while True:
                     output = collector.get_nowait() or await collector.get()
                     if output.finished:
-                        self._finished = 1
+                        self._ended(0, output)
                     yield 0, output
                     if output.finished:
                         return
@@ -270,10 +285,17 @@ class Running:
                 if isinstance(item, Exception):
                     raise item
                 if item.finished:
-                    self._finished += 1
+                    self._ended(index, item)
                 yield index, item
         finally:
             self.close()
+
+    def _ended(self, index: int, output: RequestOutput) -> None:
+        """One of the prompts has its last output."""
+        self._finished += 1
+        tracer = self._service.tracer
+        if tracer is not None:
+            tracer.record(self._headers, self._params[index], output)
 
     def close(self) -> None:
         """Also twice."""

@@ -49,6 +49,8 @@ class LLMEngine:
         executor: Executor | None = None,
     ) -> None:
         self.vllm_config = vllm_config
+        if vllm_config.observability.otlp_traces_endpoint is not None:
+            raise UnsupportedError("otlp_traces_endpoint: only `vllm serve` sends traces")
         if model is None:
             model, tokenizer = load_front_end(vllm_config.model)
         self.model_info = model

@@ -251,8 +251,8 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     generate();
   } else if (event.key === "Escape") {
-    if (at("tip").hidden) stop();
-    else hideTip();
+    stop();
+    hideTip();
   }
 });
 at("answers").addEventListener("pointerover", (event) => {
