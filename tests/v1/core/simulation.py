@@ -387,6 +387,7 @@ class Simulation:
         ready: bool = True,
         arrival_time: float = 0.0,
         finish_after: int | None = None,
+        index_offset: int = 0,
         **params: Any,
     ) -> list[int]:
         """Submit a request; its handles. A seed is given so that the outputs can be foretold."""
@@ -405,13 +406,14 @@ class Simulation:
             lora_request=lora,
             cache_salt=cache_salt,
             finish_after=finish_after,
+            index_offset=index_offset,
         )
         if ready:
             self.scheduler.add_request(message)
         else:
             self.scheduler.add_request(message, ready=False)
         for index, handle in enumerate(handles):
-            seed = (sampling.seed + index) % 2**63 if sampling.seed is not None else 0
+            seed = (sampling.seed + index_offset + index) % 2**63 if sampling.seed is not None else 0
             self.children[handle] = Child(handle, index, message, seed)
         return handles
 
@@ -507,6 +509,11 @@ class Simulation:
         if not ran:
             self.receive(self.scheduler.take_outputs())
         return moved
+
+    def run_until_quiet(self) -> None:
+        """Until nothing can be done; something may be unfinished then."""
+        while self.step():
+            pass
 
     def run(self, most: int = 5_000) -> None:
         """Until nothing is left; the tables are empty then."""

@@ -54,6 +54,7 @@ class RandomSchedules(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts(),
+        goes_on=st.booleans(),
         n=st.sampled_from([1, 1, 2, 3, 5, 64]),
         max_tokens=st.sampled_from([1, 5, 9, 17, 40, None]),
         min_tokens=st.sampled_from([0, 0, 1, 4]),
@@ -80,6 +81,7 @@ class RandomSchedules(RuleBasedStateMachine):
     def submit(
         self,
         prompt: list[int],
+        goes_on: bool,
         n: int,
         max_tokens: int | None,
         min_tokens: int,
@@ -93,6 +95,10 @@ class RandomSchedules(RuleBasedStateMachine):
         ready: bool,
         extras: dict[str, Any],
     ) -> None:
+        told = [child for child in self.simulation.children.values() if child.tokens]
+        if goes_on and told:  # the next turn of a dialogue: its prompt begins with what a child has said
+            child = told[(len(prompt) + n) % len(told)]
+            prompt = child.request.prompt_token_ids.tolist() + child.tokens + prompt[:2]
         if max_tokens is None and n > 5:
             max_tokens = 3
         if max_tokens is not None:

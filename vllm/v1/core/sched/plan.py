@@ -89,6 +89,7 @@ class Planner:
         """`lagging`: there is a step that has not been reported."""
         state = self.state
         state.return_lent_slots()
+        state.pinned.clear()
         plan = _Plan(self.max_num_batched_tokens, state.slots.rows())
         for group in state.late:
             members = group.take_drawable()
@@ -257,6 +258,7 @@ class Planner:
             assert group.source is not None
             start = group.source.prompt_len
             count = self._chunk_length(group.prompt_len - start, plan.budget)
+            state.pinned.add(group.source)
         group.source = None
         kv.extend_group(group, start + count)
         if partial >= 0:

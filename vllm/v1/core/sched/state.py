@@ -40,6 +40,8 @@ class State:
         """Groups with PENDING members whose hidden row is kept: they draw in the next step."""
         self.num_held = 0
         """Children that only hold a prompt."""
+        self.pinned: set[PrefillGroup] = set()
+        """Groups whose blocks are read by copies of the step that is being planned."""
         self.outputs = OutputBuilder()
         self.stats = SchedulerStats()
         # For the next step that is not empty:
@@ -128,7 +130,7 @@ class State:
         worst: PrefillGroup | None = None
         worst_key: Key | None = None
         for group in self.complete:
-            if group.is_idle and group is not keep:
+            if group.is_idle and group is not keep and group not in self.pinned:
                 key = group.best_key or LAST  # members that are not ready: nobody waits for these blocks yet
                 if (above is None or key > above) and (worst_key is None or key > worst_key):
                     worst, worst_key = group, key
