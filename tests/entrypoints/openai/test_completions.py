@@ -61,6 +61,20 @@ def test_streams_equal_the_answer(server: Server) -> None:
             assert flat(piece["logprobs"][key] for piece in pieces) == choice["logprobs"][key]
 
 
+def test_many_completions(server: Server) -> None:
+    body = LONG | {"n": 400, "max_tokens": 3, "logprobs": 20}
+    answer = server.ok(PATH, body)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(400))
+    streamed = by_index(server.events(PATH, body))
+    for choice in answer["choices"]:
+        assert "".join(piece["text"] for piece in streamed[choice["index"]]) == choice["text"]
+    chat = {"messages": [{"role": "user", "content": "a"}], "n": 400, "max_tokens": 3, "seed": 1}
+    chat |= {"logprobs": True, "top_logprobs": 20}
+    texts = [choice["message"]["content"] for choice in server.ok("/v1/chat/completions", chat)["choices"]]
+    pieces = by_index(server.events("/v1/chat/completions", chat))
+    assert texts == ["".join(piece["delta"]["content"] for piece in pieces[index]) for index in range(400)]
+
+
 def test_rule_06_child_i_is_the_request_with_seed_plus_i(server: Server) -> None:
     texts = [choice["text"] for choice in server.ok(PATH, LONG | {"n": 3})["choices"]]
     alone = [server.ok(PATH, LONG | {"seed": 7 + i})["choices"][0]["text"] for i in range(3)]

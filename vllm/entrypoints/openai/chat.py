@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.chat_utils import render
-from vllm.entrypoints.openai.http_io import EventStream, json_response, read_json, unless_gone
+from vllm.entrypoints.openai.http_io import EventStream, read_json, unless_gone
 from vllm.entrypoints.openai.logprobs import LogprobWriter, prompt_logprobs
 from vllm.entrypoints.openai.params import sampling_params
 from vllm.entrypoints.openai.parsers import AnswerParser, Delta, ParserChoice, shows_special_tokens
@@ -22,9 +23,11 @@ from vllm.entrypoints.openai.serving import (
     as_engine_prompt,
     check_stream_options,
     guarded,
+    in_batches,
     log_request,
     logprob_writer,
     request_id,
+    respond,
     tokenize,
 )
 from vllm.entrypoints.openai.tools import ToolUse, read_tools
@@ -58,7 +61,7 @@ async def create_chat_completion(service: EngineService, request: Request) -> Re
     if body.stream:
         return EventStream(guarded(call.stream(running)))
     (output,) = await unless_gone(request, running.final())
-    return json_response(call.answer(output))
+    return await respond(service, [output], params.logprobs, lambda: call.answer(output))
 
 
 async def render_chat(
@@ -217,13 +220,14 @@ class _Call:
         try:
             async for _, output in running.stream():
                 self._usage.saw(0, output)
-                yield b"".join([self._chunk(output, completion, parsers) for completion in output.outputs])
+                async for piece in in_batches(output.outputs, partial(self._chunk, output, parsers)):
+                    yield piece
             yield self._head.last(self._usage)
         finally:
             running.close()
 
     def _chunk(
-        self, output: RequestOutput, completion: CompletionOutput, parsers: dict[int, AnswerParser | None]
+        self, output: RequestOutput, parsers: dict[int, AnswerParser | None], completion: CompletionOutput
     ) -> bytes:
         index = completion.index
         first = index not in parsers

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.http_io import EventStream, json_response, read_json, unless_gone
+from vllm.entrypoints.openai.http_io import EventStream, read_json, unless_gone
 from vllm.entrypoints.openai.logprobs import LogprobWriter, prompt_logprobs
 from vllm.entrypoints.openai.params import sampling_params
 from vllm.entrypoints.openai.protocol import CompletionBody, read_body
@@ -19,9 +20,11 @@ from vllm.entrypoints.openai.serving import (
     as_engine_prompt,
     check_stream_options,
     guarded,
+    in_batches,
     log_request,
     logprob_writer,
     request_id,
+    respond,
     tokenize,
 )
 from vllm.exceptions import BadRequestError, UnsupportedError
@@ -59,7 +62,8 @@ async def create_completion(service: EngineService, request: Request) -> Respons
     )
     if body.stream:
         return EventStream(guarded(call.stream(running)))
-    return json_response(call.answer(await unless_gone(request, running.final())))
+    outputs = await unless_gone(request, running.final())
+    return await respond(service, outputs, params.logprobs, lambda: call.answer(outputs))
 
 
 def split_prompts(prompt: Any) -> list[PromptType]:
@@ -161,12 +165,14 @@ class _Call:
             async for index, output in running.stream():
                 if not self._only_echo:
                     self._usage.saw(index, output)
-                yield b"".join([self._chunk(index, output, completion, offsets) for completion in output.outputs])
+                write = partial(self._chunk, index, output, offsets)
+                async for piece in in_batches(output.outputs, write):
+                    yield piece
             yield self._head.last(self._usage)
         finally:
             running.close()
 
-    def _chunk(self, index: int, output: RequestOutput, completion: CompletionOutput, offsets: dict[int, int]) -> bytes:
+    def _chunk(self, index: int, output: RequestOutput, offsets: dict[int, int], completion: CompletionOutput) -> bytes:
         number = index * self._params.n + completion.index
         first = number not in offsets
         text, token_ids = completion.text, completion.token_ids

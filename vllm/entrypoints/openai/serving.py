@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import as_http_error, error_object
-from vllm.entrypoints.openai.http_io import encode_json
+from vllm.entrypoints.openai.http_io import encode_json, json_response
 from vllm.entrypoints.openai.logprobs import LogprobWriter
 from vllm.entrypoints.openai.protocol import SamplingBody, StreamOptions
 from vllm.entrypoints.openai.service import EngineService
@@ -21,6 +23,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.processor import TokenizedPrompt
 
 logger = init_logger(__name__)
+
+T = TypeVar("T")
 
 INLINE_CHARACTERS = 2_000
 """More text than this (or more ids) is tokenized in another thread."""
@@ -123,6 +127,33 @@ class Head:
         if not self.include_usage:
             return DONE
         return b"data: " + encode_json({**self._start, "choices": [], "usage": usage.as_dict()}) + b"\n\n" + DONE
+
+
+LARGE_ANSWER = 20_000
+"""Tokens (a log-probability counts as one) above which an answer is put together in another thread."""
+BATCH = 128
+"""Completions of one step that are written before the event loop gets a turn."""
+
+
+async def respond(
+    service: EngineService, outputs: Sequence[RequestOutput], num_logprobs: int | None, build: Callable[[], Any]
+) -> Response:
+    """The answer that `build` makes of these outputs."""
+    tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    tokens += sum(len(output.prompt_logprobs or ()) for output in outputs)
+    if tokens * (1 if num_logprobs is None else 2 + abs(num_logprobs)) <= LARGE_ANSWER:
+        return json_response(build())
+    return await service.in_thread(lambda: json_response(build()))
+
+
+async def in_batches(completions: list[T], write: Callable[[T], bytes]) -> AsyncIterator[bytes]:
+    """The events of one step, in one piece, or in several with a turn for others between them."""
+    if len(completions) <= BATCH:
+        yield b"".join(map(write, completions))
+        return
+    for start in range(0, len(completions), BATCH):
+        yield b"".join(map(write, completions[start : start + BATCH]))
+        await asyncio.sleep(0)
 
 
 async def guarded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
