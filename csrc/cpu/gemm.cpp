@@ -436,7 +436,7 @@ VLLM_EXPORT int vllm_matrix_multiply(void* handle, const float* a, int64_t m, fl
     vllm::Session session(threads);
     const int64_t lda = vllm::round_up(w.units, 16);
     h.rows.reserve(m * lda * 4);
-    std::memset(h.rows.data(), 0, m * lda * 4);
+    if (m > 0) std::memset(h.rows.data(), 0, m * lda * 4);
     for (int64_t r = 0; r < m; ++r)
       for (int64_t j = 0; j < w.k; ++j) {
         if (w.kind == vllm::WeightKind::kFp32)
