@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import openai
@@ -161,3 +163,28 @@ def test_sleep(make_server: Callable[..., Server]) -> None:
     assert server.error("/wake_up?tags=nothing")["message"]
     assert server.post("/wake_up").status_code == 200
     assert server.ok("/v1/completions", body)["choices"][0]["text"] == text
+
+
+def test_without_a_tokenizer(make_server: Callable[..., Server]) -> None:
+    server = make_server("--skip-tokenizer-init")
+    body = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "logprobs": 1, "return_token_ids": True, "ignore_eos": True}
+    for choice in server.ok("/v1/completions", body | {"echo": True})["choices"]:
+        assert choice["text"] == ""
+        assert len(choice["token_ids"]) == 4
+        assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in [1, 2, 3, *choice["token_ids"]]]
+    for path, wrong in (
+        ("/v1/completions", {"prompt": "text"}),
+        ("/v1/completions", {"prompt": [1], "stop": "a"}),
+        ("/v1/completions", {"prompt": [1], "guided_choice": ["a"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        assert "tokenizer" in server.error(path, wrong)["message"]
+
+
+def test_the_older_way_to_start() -> None:
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "/no/such/model"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "/no/such/model" in done.stderr

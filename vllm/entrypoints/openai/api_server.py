@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
@@ -340,3 +341,9 @@ def _page(response: Response) -> Callable[[], Awaitable[Response]]:
         return response
 
     return show
+
+
+if __name__ == "__main__":  # how older scripts start the server
+    from vllm.entrypoints.cli.main import main
+
+    sys.exit(main(["serve", *sys.argv[1:]]))
