@@ -51,6 +51,8 @@ def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert parse()[1].api_keys == ("secret",)
     assert parse("--api-key", "other")[1].api_keys == ("other",)
+    engine, server = parse("--api-key", "a", "--api-key", "b", "some/model")
+    assert (engine.model, server.api_keys) == ("some/model", ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +84,13 @@ def test_config_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(
         "model: some/model\nport: 1234\nmax-model-len: 2k\nenable_prefix_caching: false\nrestart-engine: true\n"
-        "served-model-name: [a, b]\nhf_overrides: {rope_theta: 1}\nseed: null\n"
+        "served-model-name: [a, b]\napi-key: [k, l]\nhf_overrides: {rope_theta: 1}\nseed: null\n"
     )
     engine, server = parse("--config", str(file), "--port", "99")
     assert (engine.model, engine.max_model_len, engine.enable_prefix_caching) == ("some/model", 2000, False)
     assert engine.hf_overrides == {"rope_theta": 1}
     assert (server.port, server.restart_engine, server.served_names) == (99, True, ("a", "b"))
+    assert server.api_keys == ("k", "l")
     assert parse("other", f"--config={file}")[0].model == "other"
     assert with_config_file(["x", "--port", "1"]) == ["x", "--port", "1"]
 

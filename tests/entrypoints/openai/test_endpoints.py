@@ -93,8 +93,8 @@ def keyed() -> object:
     from tests.models_util import tiny_folder
 
     server = tiny_server(
-        tiny_folder(), "--api-key", "one", "two", "--allowed-origins", "https://app.example", "--served-model-name",
-        "a", "b", "--disable-fastapi-docs", "--max-queue-size", "0", "--max-num-seqs", "4", "--enable-log-requests",
+        tiny_folder(), "--api-key", "one", "--api-key", "two", "--allowed-origins", "https://app.example",
+        "--served-model-name", "a", "b", "--disable-fastapi-docs", "--max-queue-size", "0", "--max-num-seqs", "4", "--enable-log-requests",
         "--shutdown-grace", "0",
     )  # fmt: skip
     yield server

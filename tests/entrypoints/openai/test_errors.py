@@ -179,6 +179,17 @@ def test_a_live_id_is_refused_and_free_again_afterwards(server: Server) -> None:
     server.ok(COMPLETIONS, body | {"max_tokens": 1, "n": 1})
 
 
+def test_rule_11_a_clients_id_never_meets_an_inner_one(server: Server) -> None:
+    body = {"max_tokens": 900, "ignore_eos": True, "n": 16}
+    inner = body | {"prompt": ["a", "b"], "request_id": "x", "stream": True}
+    with server.client.stream("POST", COMPLETIONS, json=inner) as response:
+        lines = response.iter_lines()
+        next(lines)
+        for own in ("x-0", "x-1", "x\\x1f0"):
+            server.ok(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "request_id": own})
+        assert server.error(COMPLETIONS, {"prompt": "a", "request_id": "x\x1f0"})["param"] == "request_id"
+
+
 def test_health_answers_while_hostile_bodies_come(server: Server) -> None:
     """None takes the loop for 0.2 s (measured with some margin for this machine's other work)."""
     bodies: list[bytes] = [

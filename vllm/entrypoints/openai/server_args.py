@@ -111,7 +111,11 @@ def add_arguments(parser: FlexibleArgumentParser) -> None:
     add_dataclass_arguments(parser, ServerArgs)
     server = next(group for group in parser._action_groups if group.title == "server")
     server.add_argument(
-        "--api-key", nargs="+", dest="api_keys", metavar="KEY", help="Keys that clients need (also VLLM_API_KEY)"
+        "--api-key",
+        action="append",  # not nargs: the model's name behind it must not become a key
+        dest="api_keys",
+        metavar="KEY",
+        help="Key that clients need (also VLLM_API_KEY); may be given several times",
     )
     server.add_argument(
         "--allowed-origins", type=str, nargs="+", default=[], metavar="ORIGIN",
@@ -182,6 +186,8 @@ def with_config_file(argv: list[str]) -> list[str]:
             model = [str(value)]
         elif isinstance(value, bool):
             flags.append(flag if value else "--no-" + flag[2:])
+        elif isinstance(value, list) and flag == "--api-key":
+            flags += [word for entry in value for word in (flag, str(entry))]
         elif isinstance(value, list):
             flags += [flag, *map(str, value)]
         elif isinstance(value, dict):

@@ -34,6 +34,8 @@ CHECK_SECONDS = 0.1
 RESTART_LIMIT = 5
 """Restarts within RESTART_WINDOW seconds, after which the server gives up."""
 RESTART_WINDOW = 300.0
+SEPARATOR = "\x1f"
+"""Stands in ids of a request's prompts, and in no id that a client can choose."""
 
 
 class EngineService:
@@ -211,7 +213,7 @@ class EngineService:
         self._reserved += children
         try:
             for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-                own_id = request_id if len(prompts) == 1 else f"{request_id}-{index}"
+                own_id = request_id if len(prompts) == 1 else f"{request_id}{SEPARATOR}{index}"
                 collector = await engine.add_request(own_id, prompt, own, priority=priority)
                 running.ids.append(own_id)
                 running.collectors.append(collector)

@@ -51,7 +51,7 @@ class Tracer:
             return
         now = time.time()
         attributes: dict[str, Any] = {
-            "gen_ai.request.id": output.request_id,
+            "gen_ai.request.id": output.request_id.replace("\x1f", "-"),
             "gen_ai.response.model": self._model,
             "gen_ai.request.n": params.n,
             "gen_ai.request.temperature": params.temperature,
