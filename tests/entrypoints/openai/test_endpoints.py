@@ -94,7 +94,8 @@ def keyed() -> object:
 
     server = tiny_server(
         tiny_folder(), "--api-key", "one", "--api-key", "two", "--allowed-origins", "https://app.example",
-        "--served-model-name", "a", "b", "--disable-fastapi-docs", "--max-queue-size", "0", "--max-num-seqs", "4", "--enable-log-requests",
+        "--served-model-name", "a", "b", "--disable-fastapi-docs",
+        "--max-queue-size", "0", "--max-num-seqs", "4", "--enable-log-requests",
         "--shutdown-grace", "0",
     )  # fmt: skip
     yield server
