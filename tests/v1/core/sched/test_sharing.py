@@ -1,4 +1,4 @@
-"""One prompt, computed once: siblings, strangers, the partial block, the kept row, take-over. Contract rules 11 to 20."""
+"""One prompt, computed once: siblings, strangers, the partial block, the kept row, take-over. Rules 11 to 20."""
 
 from __future__ import annotations
 

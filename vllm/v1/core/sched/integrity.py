@@ -20,13 +20,10 @@ def check_integrity(state: State) -> None:
 
     for child in running:
         slot = child.slot
-        demand(
-            slots.owner[slot] is child and slots.handle[slot] == child.handle, f"slot {slot} is not {child.handle}'s"
-        )
-        demand(
-            slots.blocks[slot] == len(child.blocks),
-            f"slot {slot} has {slots.blocks[slot]} of {len(child.blocks)} blocks",
-        )
+        held = len(child.blocks)
+        demand(slots.owner[slot] is child, f"slot {slot} has another owner than {child.handle}")
+        demand(slots.handle[slot] == child.handle, f"slot {slot} is {slots.handle[slot]}'s, not {child.handle}'s")
+        demand(slots.blocks[slot] == held, f"slot {slot} has {slots.blocks[slot]} blocks of {held}")
         room = len(child.blocks) * state.kv.block_size
         demand(slots.computed[slot] <= room, f"slot {slot} computed {slots.computed[slot]} tokens in room for {room}")
         demand(slots.decodes[slot] != (slot in state.prefilling), f"slot {slot} decodes and is prefilling, or neither")
