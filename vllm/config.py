@@ -85,6 +85,10 @@ class DeviceConfig:
     """auto, torch (the reference), cpu (csrc kernels), triton."""
     num_threads: int | None = None
     """Threads of the CPU backends; None: the cores this process may use."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+    allow_batch_variance: bool = False
+    """cuBLAS for the GPU's matrix products: a row's bits may then depend on the rows beside it."""
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,6 @@ def test_a_changed_field_is_checked_again(tiny_config: Path) -> None:
         ("revision", "v2"),
         ("tokenizer_revision", "v2"),
         ("enable_lora", True),
-        ("device", "cuda"),
-        ("backend", "triton"),
         ("hf_overrides", lambda config: config),
     ],
 )

@@ -148,12 +148,19 @@ class EngineArgs:
         None, "parallel", "uni; mp and external_launcher mean the same for one process."
     )
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "device", "cpu so far.")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "device", "auto is cpu: the GPU runner (cuda) has not run on a card yet, and is taken by name."
+    )
     backend: Literal["auto", "cpu", "torch", "triton"] = option(
-        "auto", "device", "auto: the compiled kernels, or the torch reference where they cannot run."
+        "auto",
+        "device",
+        "auto: the fastest that can run: on a CPU the compiled kernels, on a GPU Triton, or the torch reference.",
     )
     num_threads: int | None = option(None, "device", "Threads of the CPU backends; default: the usable cores.", low=1)
-    enforce_eager: bool = option(False, "device", "Accepted; a CPU runs every step eagerly.")
+    enforce_eager: bool = option(False, "device", "No CUDA graphs; a CPU runs every step eagerly anyway.")
+    allow_batch_variance: bool = option(
+        False, "device", "cuBLAS on a GPU: results may then depend on what else runs (batch invariance is given up)."
+    )
 
     enable_lora: bool = option(False, "lora", "Adapters; not built yet.")
     max_lora_rank: int = option(16, "lora", "Largest rank of an adapter.", low=1)
@@ -235,9 +242,11 @@ class EngineArgs:
             ),
             parallel=ParallelConfig(),
             device=DeviceConfig(
-                device="cpu",
+                device="cuda" if self.device == "cuda" else "cpu",
                 backend=self.backend,
                 num_threads=self.num_threads or envs.VLLM_CPU_NUM_THREADS,
+                enforce_eager=self.enforce_eager,
+                allow_batch_variance=self.allow_batch_variance,
             ),
             lora=LoRAConfig(self.enable_lora, self.max_lora_rank, self.max_loras),
             observability=ObservabilityConfig(not self.disable_log_stats, self.otlp_traces_endpoint),
@@ -282,8 +291,6 @@ class EngineArgs:
                 )
         if self.enable_lora:
             raise UnsupportedError("enable_lora is not built yet")
-        if self.device == "cuda" or self.backend == "triton":
-            raise UnsupportedError(f"device={self.device!r}, backend={self.backend!r}: the GPU runner is not built yet")
         if not envs.VLLM_USE_V1:
             raise UnsupportedError("VLLM_USE_V1=0: there is no other engine here")
 

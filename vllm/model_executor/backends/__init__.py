@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from vllm.config import DeviceConfig
-from vllm.exceptions import BackendUnavailableError, ConfigError, UnsupportedError, UnsupportedSpecError
+from vllm.exceptions import BackendUnavailableError, ConfigError, UnsupportedSpecError
 from vllm.logger import init_logger, warn_once
 from vllm.model_executor.backends.interface import Backend
 from vllm.model_executor.spec import DecoderSpec
@@ -19,6 +19,7 @@ logger = init_logger(__name__)
 _BACKENDS = {
     "cpu": ("vllm.model_executor.backends.cpu_backend", "CpuBackend"),
     "torch": ("vllm.model_executor.backends.torch_backend", "TorchBackend"),
+    "triton": ("vllm.model_executor.backends.triton_backend", "TritonBackend"),
 }
 _REMEDIES = (
     "build the CPU kernels (install a C++ compiler and run `pip install --force-reinstall --no-deps .` in the sources) "
@@ -33,7 +34,7 @@ def create_backend(
     device_config: DeviceConfig | None = None,
     quantization: str | None = None,
 ) -> Backend:
-    """The backend called `name` ("cpu", "torch"), or with "auto" the fastest that runs `spec` on the device.
+    """The backend called `name` ("cpu", "torch", "triton"), or with "auto" the fastest that runs `spec` on the device.
 
     Raises `BackendUnavailableError` naming the remedies, `UnsupportedSpecError` naming what the chosen backend cannot
     run, `ConfigError` for an unknown name.
@@ -41,8 +42,6 @@ def create_backend(
     device_config = device_config or DeviceConfig()
     if name == "auto":
         return _create_auto(spec, dtype, device_config, quantization)
-    if name == "triton":
-        raise UnsupportedError("the triton backend is not built yet")
     if name not in _BACKENDS:
         raise ConfigError(f"unknown backend {name!r}; these are known: auto, {', '.join(_BACKENDS)}", "backend")
     backend, reason = _find(name)
@@ -56,7 +55,7 @@ def create_backend(
 
 def _create_auto(spec: DecoderSpec, dtype: str, device_config: DeviceConfig, quantization: str | None) -> Backend:
     reasons: list[str] = []
-    candidates = ("cpu", "torch") if device_config.device == "cpu" else ("torch",)
+    candidates = ("cpu", "torch") if device_config.device == "cpu" else ("triton", "torch")
     for name in candidates:
         backend, reason = _find(name)
         if backend is not None:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import ConfigError, UnsupportedError
+from vllm.exceptions import ConfigError
 from vllm.logger import init_logger, warn_once
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.step import RunnerOutput, SchedulerOutput
 from vllm.v1.structured_output.manager import GrammarManager
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.cuda_worker import CUDAWorker
 
 logger = init_logger(__name__)
+
+WORKERS: dict[str, type[CPUWorker]] = {"cpu": CPUWorker, "cuda": CUDAWorker}
 
 
 class UniProcExecutor(Executor):
@@ -21,9 +24,7 @@ class UniProcExecutor(Executor):
 
     def __init__(self, config: VllmConfig) -> None:
         super().__init__(config)
-        if config.device.device != "cpu":
-            raise UnsupportedError(f"device={config.device.device!r} has no worker yet; only cpu is built")
-        self.driver_worker = CPUWorker(config)
+        self.driver_worker = WORKERS[config.device.device](config)
 
     @property
     def num_blocks(self) -> int:

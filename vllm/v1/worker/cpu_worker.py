@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, EngineError, UnsupportedError
 from vllm.model_executor.backends.interface import Backend
 from vllm.model_executor.loader import Checkpoint, open_checkpoint
+from vllm.model_executor.spec import DecoderSpec
 from vllm.v1.step import RunnerOutput, SchedulerOutput
 from vllm.v1.structured_output.manager import GrammarManager
 from vllm.v1.worker.memory import available_bytes, kv_cache_blocks
@@ -24,15 +25,17 @@ SLEEP_TAGS = ("weights", "kv_cache")
 class CPUWorker:
     """Everything is loaded when it has been made. Its methods are what `collective_rpc` can name."""
 
+    device = "cpu"
+
     def __init__(self, config: VllmConfig) -> None:
-        _check(config)
+        _check(config, self.device)
         self.config = config
         with self._open() as checkpoint:
             backend = self._load(checkpoint)
             model = ServedModel(checkpoint.spec, checkpoint.config, checkpoint.hf_name_map, backend)
             eos = checkpoint.eos_token_ids
         try:
-            self.num_blocks = kv_cache_blocks(config, model.spec, available_bytes())
+            self.num_blocks = self._cache_blocks(backend, model.spec)
             backend.init_cache(self.num_blocks, config.cache.block_size)
         except BaseException:
             backend.close()
@@ -45,6 +48,9 @@ class CPUWorker:
             self.grammars = GrammarManager(self._load_tokenizer, model.spec.vocab_size, eos)
             self.model_runner.batch.grammars = self.grammars
         self._asleep: set[str] = set()
+
+    def _cache_blocks(self, _: Backend, spec: DecoderSpec) -> int:
+        return kv_cache_blocks(self.config, spec, available_bytes())
 
     @property
     def model(self) -> ServedModel:
@@ -138,14 +144,14 @@ class CPUWorker:
         return backend
 
 
-def _check(config: VllmConfig) -> None:
-    """Refuse by name what one CPU process cannot do."""
+def _check(config: VllmConfig, device: str) -> None:
+    """Refuse by name what one process on one device cannot do."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         size = getattr(config.parallel, name)
         if size != 1:
             raise UnsupportedError(f"{name}={size}: this worker runs in one process; only 1 is built")
-    if config.device.device != "cpu":
-        raise UnsupportedError(f"device={config.device.device!r}: this worker runs on the CPU")
+    if config.device.device != device:
+        raise UnsupportedError(f"device={config.device.device!r}: this worker runs on {device!r}")
     if config.cache.kv_dtype not in ("auto", config.model.dtype):
         raise UnsupportedError(
             f"kv_cache_dtype={config.cache.kv_dtype!r} with dtype={config.model.dtype!r}: it must be the model's dtype"
