@@ -217,7 +217,7 @@ def counts(run: Run) -> None:
 def kernels(run: Run) -> None:
     """The kernels' own table."""
     kinds = "bfloat16" if run.quick else "bfloat16,int8"
-    table = run.call("-m", "benchmarks.kernels", "--kinds", kinds, capture=True)
+    table = run.call("-m", "benchmarks.kernels", "--kinds", kinds, timeout=400, capture=True)
     run.sections["kernels"] = "```\n" + table.rstrip() + "\n```\n"
 
 
