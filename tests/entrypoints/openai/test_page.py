@@ -57,16 +57,25 @@ def picture(browser: Browser, name: str, tmp_path: Path) -> None:
 DONE = "document.getElementById('stop').disabled && document.querySelectorAll('.answer').length > 0"
 
 
-def test_answers_side_by_side(bundled: Server, browser: Browser, tmp_path: Path) -> None:
+def open_page(server: Server, browser: Browser) -> None:
     browser.size(1280, 900)
-    browser.open(bundled.url + "/")
-    browser.wait("document.getElementById('model').textContent.includes('smollm2')")
+    browser.open(server.url + "/")
+    browser.wait("document.getElementById('model')?.textContent.includes('smollm2')")
+
+
+def answers(server: Server, browser: Browser, tokens: int = 12) -> None:
+    """Open the page, and have answers on it."""
+    open_page(server, browser)
     browser.run("document.getElementById('seed').value = '1'")
-    browser.run("document.getElementById('max-tokens').value = '48'")
+    browser.run(f"document.getElementById('max-tokens').value = '{tokens}'")
     browser.run("document.getElementById('prompt').focus()")
     browser.press("Enter", 13, modifiers=CONTROL)
     browser.wait("document.querySelectorAll('.answer .token').length > 8")
     browser.wait(DONE, 60)
+
+
+def test_answers_side_by_side(bundled: Server, browser: Browser, tmp_path: Path) -> None:
+    answers(bundled, browser, 48)
     assert browser.run("document.querySelectorAll('.answer').length") == 4
     texts = browser.run("[...document.querySelectorAll('.answer .text')].map(e => e.textContent)")
     body = {"messages": [{"role": "user", "content": browser.run("document.getElementById('prompt').value")}]}
@@ -84,6 +93,7 @@ def test_answers_side_by_side(bundled: Server, browser: Browser, tmp_path: Path)
 
 
 def test_by_keyboard(bundled: Server, browser: Browser) -> None:
+    answers(bundled, browser)
     browser.run("document.querySelector('.answer').focus()")
     for _ in range(3):
         browser.press("ArrowRight", 39)
@@ -97,6 +107,7 @@ def test_by_keyboard(bundled: Server, browser: Browser) -> None:
 
 
 def test_dark_and_on_a_phone(bundled: Server, browser: Browser, tmp_path: Path) -> None:
+    answers(bundled, browser, 48)
     light = browser.run("getComputedStyle(document.body).backgroundColor")
     browser.size(1280, 900, dark=True)
     assert browser.run("getComputedStyle(document.body).backgroundColor") != light
@@ -110,6 +121,7 @@ def test_dark_and_on_a_phone(bundled: Server, browser: Browser, tmp_path: Path) 
 
 
 def test_stop_text_mode_and_errors(bundled: Server, browser: Browser) -> None:
+    open_page(bundled, browser)
     browser.run("document.getElementById('max-tokens').value = '900'")
     browser.run("document.getElementById('mode').value = 'text'")
     browser.run("document.getElementById('prompt').value = 'Once upon a time, there was'")
@@ -126,6 +138,7 @@ def test_stop_text_mode_and_errors(bundled: Server, browser: Browser) -> None:
 
 
 def test_nothing_from_outside_and_no_complaints(bundled: Server, browser: Browser) -> None:
+    answers(bundled, browser)
     outside = [url for url in browser.requested() if not url.startswith((bundled.url, "about:"))]
     assert outside == []
     complaints = [text for text in browser.complaints() if "400 (Bad Request)" not in text]

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.entrypoints.openai.server import Server
+from tests.models_util import tiny_folder
 from vllm import LLM
 from vllm.entrypoints.openai.tracing import Tracer
 from vllm.exceptions import ConfigError, UnsupportedError
@@ -72,4 +73,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="otlp_traces_endpoint"):
         Tracer("there", "m")
     with pytest.raises(UnsupportedError, match="otlp_traces_endpoint"):
-        LLM(otlp_traces_endpoint="http://there")
+        LLM(str(tiny_folder()), otlp_traces_endpoint="http://there")
