@@ -179,7 +179,7 @@ class Kind:
     @property
     def tile_rows(self) -> int:
         """16 is the fewest rows a tensor core takes: a decode row's tile is that high too, so all tiles are."""
-        return max(64 if INTERPRETED else 16, power_of_2(self.group))
+        return max(256 if INTERPRETED else 16, power_of_2(self.group))
 
     @property
     def tile_tokens(self) -> int:
