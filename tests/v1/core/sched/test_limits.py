@@ -283,6 +283,21 @@ def test_what_a_former_writer_said_is_not_hit_after_another_wrote_over_it():
         finish(simulation)
 
 
+def test_nobody_writes_into_a_block_that_another_prompt_has_hit():
+    simulation = Simulation(max_num_seqs=2, policy="priority")
+    a, b, _ = simulation.add(prompt_of(6), n=3, max_tokens=20, ignore_eos=True, priority=1)
+    for _ in range(6):
+        simulation.step()
+    simulation.abort([a])  # the writer: its block is full, and can be found
+    simulation.receive(simulation.scheduler.take_outputs())
+    said = [*prompt_of(6), *simulation.children[a].tokens, 3, 4]
+    (other,) = simulation.add(said, max_tokens=20, ignore_eos=True, priority=0)
+    simulation.step()
+    simulation.abort([b])
+    finish(simulation)  # the third one has written into a copy
+    assert simulation.children[other].num_cached == 8
+
+
 # The check itself
 
 
