@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 # Before anything imports numpy, torch or transformers, which read these once.
@@ -61,3 +62,17 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> py
     init_logger("vllm")  # sets `propagate`, once
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     return caplog
+
+
+@pytest.fixture(scope="session")
+def require_backend() -> Callable[[str], None]:
+    """Skips the test, saying why, where a backend cannot run: the CPU kernels need a compiler."""
+
+    def check(name: str) -> None:
+        from vllm.model_executor.backends.cpu_backend import CpuBackend
+
+        reason = CpuBackend.is_available() if name == "cpu" else None
+        if reason is not None:
+            pytest.skip(reason)
+
+    return check

@@ -323,6 +323,15 @@ def test_the_bundled_model(smollm2_path: Path) -> None:
     assert EngineArgs(quantization="gguf").create_engine_config().model.quantization is None
 
 
+def test_a_gpu(tiny_config: Path) -> None:
+    made = make(tiny_config, device="cuda", enforce_eager=True, allow_batch_variance=True)
+    assert (made.device.device, made.model.dtype) == ("cuda", "bfloat16")
+    assert made.device.enforce_eager
+    assert made.device.allow_batch_variance
+    with pytest.raises(UnsupportedError, match="cpu_offload_gb"):
+        make(tiny_config, device="cuda", cpu_offload_gb=1)
+
+
 def test_constants_agree_with_the_backends() -> None:
     assert arg_utils.PARTITION == interface.PARTITION
 

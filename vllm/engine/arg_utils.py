@@ -210,7 +210,7 @@ class EngineArgs:
                 model=self.model,
                 path=str(path),
                 max_model_len=max_model_len,
-                dtype=_DTYPES.get(self.dtype) or default_dtype(),
+                dtype=_DTYPES.get(self.dtype) or ("bfloat16" if self.device == "cuda" else default_dtype()),
                 tokenizer="" if self.tokenizer is None else str(_tokenizer_path(self.tokenizer)),
                 tokenizer_mode="auto",
                 skip_tokenizer_init=self.skip_tokenizer_init,
@@ -289,6 +289,8 @@ class EngineArgs:
                 raise UnsupportedError(
                     f"{name}={getattr(self, name)!r}: models are read from this machine, as they are"
                 )
+        if self.cpu_offload_gb and self.device == "cuda":
+            raise UnsupportedError("cpu_offload_gb is not built for a GPU")
         if self.enable_lora:
             raise UnsupportedError("enable_lora is not built yet")
         if not envs.VLLM_USE_V1:

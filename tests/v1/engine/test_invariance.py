@@ -36,7 +36,8 @@ def said(completion):
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def backend(request):
+def backend(request, require_backend):
+    require_backend(BACKENDS[request.param]["backend"])
     return request.param
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,7 +16,8 @@ PATTERN = "[ab]{20,60}c"
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+def llm(request: pytest.FixtureRequest, require_backend: Callable[[str], None]) -> Iterator[LLM]:
+    require_backend(request.param)
     own = LLM(
         str(tiny_folder()), backend=request.param, dtype="float32", num_gpu_blocks_override=12, max_num_seqs=8,
         max_model_len=128, num_threads=1,
