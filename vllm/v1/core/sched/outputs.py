@@ -28,17 +28,6 @@ class Singles:
     entries: npt.NDArray[np.intp]
 
     @classmethod
-    def empty(cls) -> Singles:
-        return cls(
-            np.empty(0, np.int64),
-            np.empty(0, np.int32),
-            np.empty(0, np.uint8),
-            np.empty(0, np.int64),
-            np.empty(0, np.int32),
-            np.empty(0, np.intp),
-        )
-
-    @classmethod
     def join(cls, first: Singles, second: Singles) -> Singles:
         if not len(second.handles):
             return first
@@ -64,6 +53,16 @@ class Singles:
         )
 
 
+NO_SINGLES = Singles(
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+    np.empty(0, np.uint8),
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+    np.empty(0, np.intp),
+)
+
+
 @dataclass(slots=True)
 class Bundle:
     """A child that ends, with all its tokens that have not been reported."""
@@ -80,7 +79,7 @@ class Bundle:
 class OutputBuilder:
     """Collects between two messages; a handle stands at most once in a message."""
 
-    singles: Singles = field(default_factory=Singles.empty)
+    singles: Singles = field(default_factory=lambda: NO_SINGLES)
     single_times: dict[int, Times] = field(default_factory=dict)
     """By index, of the singles that ended."""
     bundles: list[Bundle] = field(default_factory=list)
@@ -150,7 +149,7 @@ class OutputBuilder:
             stats=stats,
             timestamp=now,
         )
-        self.singles = Singles.empty()
+        self.singles = NO_SINGLES
         self.single_times = {}
         self.bundles = []
         self.errors = {}

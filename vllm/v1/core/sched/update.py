@@ -17,7 +17,7 @@ from vllm.exceptions import IntegrityError
 from vllm.model_executor.backends.interface import LogprobColumns
 from vllm.v1.core.prefill_group import PrefillGroup
 from vllm.v1.core.request import Child, ChildState, LogprobStore, Request
-from vllm.v1.core.sched.outputs import Singles, join_columns, times_of
+from vllm.v1.core.sched.outputs import NO_SINGLES, Singles, join_columns, times_of
 from vllm.v1.core.sched.plan import Chunk, Step
 from vllm.v1.core.sched.state import State
 from vllm.v1.messages import FinishReason
@@ -81,7 +81,7 @@ class _Draws:
         self.state = state
         self.result = result
         self.now = now
-        self.row_singles = Singles.empty()
+        self.row_singles = NO_SINGLES
         self.counting: dict[Request, None] = {}
         """Requests with `finish_after` of which a child has ended."""
         self._drawn = 0
@@ -117,13 +117,12 @@ class _Draws:
             raise IntegrityError(f"the runner drew for {result.handles[:count].tolist()}, not {handles.tolist()}")
         entries: npt.NDArray[np.intp] = np.arange(count)
         live = slots.handle[rows] == handles
-        for index in np.flatnonzero(~live).tolist():
-            child = state.children.get(int(handles[index]))
-            if child is not None and child.handle not in result.errors:
-                self._drew(child, int(tokens[index]), index)  # preempted while this step was under way
-        if result.errors:
+        if result.errors or np.count_nonzero(live) < count:
+            for index in (~live).nonzero()[0].tolist():
+                child = state.children.get(int(handles[index]))
+                if child is not None and child.handle not in result.errors:
+                    self._drew(child, int(tokens[index]), index)  # preempted while this step was under way
             live &= ~np.isin(handles, list(result.errors))
-        if not live.all():
             rows, handles, computed, tokens, entries = (
                 column[live] for column in (rows, handles, computed, tokens, entries)
             )
@@ -135,18 +134,14 @@ class _Draws:
             append[slot](token)
         slots.last_token[rows] = self.now
         outputs = computed - slots.prompt_len[rows] + 1
-        first = outputs == 1
-        if first.any():
-            for slot in rows[first].tolist():
-                self._first_token(_child(slots.owner[slot]))
+        for index in (outputs == 1).nonzero()[0].tolist():
+            self._first_token(_child(slots.owner[rows[index]]))
         if state.kv.enable_prefix_caching:
-            full = computed % state.kv.block_size == 0
-            if full.any():
-                for slot, length in zip(rows[full].tolist(), computed[full].tolist(), strict=True):
-                    state.kv.register_output(_child(slots.owner[slot]), length)
+            for index in (computed % state.kv.block_size == 0).nonzero()[0].tolist():
+                state.kv.register_output(_child(slots.owner[rows[index]]), int(computed[index]))
         stream = slots.stream[rows]
         if result.logprobs is not None:
-            for index in np.flatnonzero(slots.has_logprobs[rows] & ~stream).tolist():
+            for index in (slots.has_logprobs[rows] & ~stream).nonzero()[0].tolist():
                 self._store(_child(slots.owner[rows[index]]), int(entries[index]))
         stopped = (slots.stop[rows] == tokens[:, None]).any(axis=1)
         if slots.many_stops:
@@ -154,7 +149,7 @@ class _Draws:
                 if slot in slots.many_stops:
                     stopped[index] = int(tokens[index]) in _child(slots.owner[slot]).request.stop_token_ids
         stopped &= outputs >= slots.min_outputs[rows]
-        ended = np.flatnonzero(stopped | (outputs >= slots.max_outputs[rows]))
+        ended = (stopped | (outputs >= slots.max_outputs[rows])).nonzero()[0]
         reasons = np.zeros(len(rows), np.uint8)
         stop_reasons = np.full(len(rows), -1, np.int64)
         num_cached = slots.num_cached[rows].astype(np.int32)
@@ -173,10 +168,11 @@ class _Draws:
                 state.outputs.end(child, reason, stop_reason)
             self._ended(child)
         singles = Singles(handles, tokens, reasons, stop_reasons, num_cached, entries)
-        if stream.all():
+        streams = np.count_nonzero(stream)
+        if streams == len(rows):
             self.row_singles = singles
             state.outputs.single_times = ended_times
-        elif stream.any():
+        elif streams:
             self.row_singles = singles.where(stream)
             place = np.cumsum(stream) - 1
             state.outputs.single_times = {int(place[index]): times for index, times in ended_times.items()}
@@ -246,6 +242,8 @@ class _Draws:
             self._ended(child)
 
     def more_singles(self) -> Singles:
+        if not self._handles:
+            return NO_SINGLES
         before = len(self.row_singles.handles)
         for index, times in self._times.items():
             self.state.outputs.single_times[before + index] = times
