@@ -1,5 +1,5 @@
-"""The engine on the Triton backend, end to end, with the GPU's device replaced by the interpreter's: a 2-layer model gives
-the tokens of the torch backend."""
+"""The engine on the Triton backend, end to end, with the GPU's device replaced by the interpreter's: a 2-layer model
+gives the tokens of the torch backend."""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 Triton reads that variable when it is first imported, so it has to be set before.
 """
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -25,6 +29,12 @@ def unavailable() -> str | None:
 def power_of_2(size: int) -> int:
     """The smallest power of two that is at least `size`: Triton's tensors have no other sizes."""
     return 1 << max(0, size - 1).bit_length()
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy of a small array on the device, by way of pinned memory where there is a card, so that nothing waits."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @triton.jit

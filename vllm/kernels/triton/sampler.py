@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vllm.kernels.triton import sampling_kernels as kernels
 from vllm.kernels.triton.elementwise import EXACT
-from vllm.kernels.triton.runtime import INTERPRETED, power_of_2
+from vllm.kernels.triton.runtime import INTERPRETED, power_of_2, to_device
 from vllm.model_executor.backends.interface import (
     Int32s,
     LogprobColumns,
@@ -103,7 +103,7 @@ def token_logprobs(
         if not count:
             return empty_columns(0)
         values, status = _raw_values(logits, raw)
-        tokens = _to(targets[part], logits.device)
+        tokens = to_device(targets[part], logits.device)
         everyone = torch.arange(count, dtype=torch.int32, device=logits.device)
         own, ranks, ids, top = _entries(values, everyone, tokens, k)
         bad = np.flatnonzero(status.cpu().numpy() != 0)
@@ -140,7 +140,7 @@ class _Tile:
         self._logprobs = self._start_logprobs(raw, logits, row, temperature)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
-        return _to(array, self.device)
+        return to_device(array, self.device)
 
     # Step 0
 
@@ -309,14 +309,25 @@ class _Weights:
         kernels.row_stats[(count,)](logits, row, self.maximum, self.argmax, self.status, size, long, num_warps=8)
         step = padded if INTERPRETED and power_of_2(padded) == padded else _BLOCK
         kernels.weigh[(count, padded // step)](
-            logits, row, self.maximum, _to(scale, device), _to(min_p, device), self.weights, size, padded, step, **EXACT
+            logits,
+            row,
+            self.maximum,
+            to_device(scale, device),
+            to_device(min_p, device),
+            self.weights,
+            size,
+            padded,
+            step,
+            **EXACT,
         )
         if ((top_k > 0) & (top_k < size)).any():
             kernels.keep_top_k[(count,)](
-                logits, row, self.maximum, _to(top_k, device), self.weights, size, padded, long, num_warps=8
+                logits, row, self.maximum, to_device(top_k, device), self.weights, size, padded, long, num_warps=8
             )
         if (top_p < 1).any():
-            kernels.keep_top_p[(count,)](_to(top_p, device), self.weights, size, padded, long, num_warps=8, **EXACT)
+            kernels.keep_top_p[(count,)](
+                to_device(top_p, device), self.weights, size, padded, long, num_warps=8, **EXACT
+            )
         several = min(8, power_of_2(blocks))
         kernels.sum_blocks[(count, -(-blocks // several))](
             self.weights, self.sums, padded, blocks, several, num_warps=4, **EXACT
@@ -326,12 +337,6 @@ class _Weights:
     def log_totals(self) -> Tensor:
         """logS [D, 1]."""
         return self.sums[:, -1:].double().log().float()
-
-
-def _to(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device, from pinned memory where there is a card, so that nothing waits."""
-    tensor = torch.from_numpy(np.array(array))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _finite(logits: Tensor, maximum: Tensor) -> Tensor:

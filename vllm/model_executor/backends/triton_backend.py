@@ -26,7 +26,7 @@ from vllm.kernels.triton import sampler
 from vllm.kernels.triton.attention import FIELDS, DeviceTasks, Kind, Scratch, Tasks, attend, plan
 from vllm.kernels.triton.elementwise import ACTIVATIONS, add_norm, gate, rope_cache
 from vllm.kernels.triton.gemm import linear
-from vllm.kernels.triton.runtime import DEVICE, power_of_2, unavailable
+from vllm.kernels.triton.runtime import DEVICE, power_of_2, to_device, unavailable
 from vllm.model_executor.backends.interface import (
     PARTITION,
     Float32s,
@@ -178,7 +178,7 @@ class TritonBackend:
     def copy_blocks(self, pairs: Int32s) -> None:
         if len(pairs) == 0:
             return
-        sources, targets = (self._tensor(pairs[:, side].astype(np.int64)) for side in (0, 1))
+        sources, targets = (to_device(pairs[:, side].astype(np.int64), self.device) for side in (0, 1))
         for caches in self._caches:
             for cache in caches:
                 blocks = cache.view(-1, self._block_size, *cache.shape[1:])
@@ -200,7 +200,7 @@ class TritonBackend:
             shapes = [(len(part.fused), len(part.split), part.partitions, part.span) for part in tasks]
             self._reach(int(batch.seq_lens.max(initial=0)))
             hidden = self._run(self._stage(batch, tasks, tokens, len(batch.seq_lens), width, shapes))
-        return cast(Hidden, hidden.index_select(0, self._tensor(batch.hidden_rows)))
+        return cast(Hidden, hidden.index_select(0, to_device(batch.hidden_rows, self.device)))
 
     def _stage(
         self,
@@ -327,7 +327,7 @@ class TritonBackend:
 
     @torch.inference_mode()
     def keep(self, hidden: Hidden, rows: Int32s) -> Hidden:
-        return cast(Hidden, cast(Tensor, hidden).index_select(0, self._tensor(rows)))
+        return cast(Hidden, cast(Tensor, hidden).index_select(0, to_device(rows, self.device)))
 
     # Draws
 
@@ -337,7 +337,7 @@ class TritonBackend:
 
     def _logits(self, hidden: Hidden, rows: Int32s) -> Tensor:
         """[len(rows), V] fp32 on the device, after scale and soft-cap."""
-        chosen = cast(Tensor, hidden).index_select(0, self._tensor(rows))
+        chosen = cast(Tensor, hidden).index_select(0, to_device(rows, self.device))
         logits = self._linear(chosen, "embed" if self.spec.tie_word_embeddings else "head")
         if self.spec.logits_scale != 1.0:
             logits *= self.spec.logits_scale
