@@ -127,3 +127,11 @@ def test_prompt_logprobs_equal_the_reference(mode) -> None:
         rows = np.arange(5, dtype=np.int32)
         found = sampler.token_logprobs(lambda rows: on_device(logits[rows]), rows, targets, 3, mode, 90, max_rows)
         assert_same_columns(found, expected)
+
+
+def test_tokens_stay_on_the_device_until_they_are_fetched() -> None:
+    logits, batch = logits_for(3, 30), SamplingCase("pending", per_row=2).batch(3, 30)
+    pending = sampler.submit(lambda rows: on_device(logits[rows]), batch, max_rows=2)
+    assert pending.tokens.device.type == on_device(logits).device.type
+    np.testing.assert_array_equal(pending.tokens.cpu().numpy(), reference.sample(logits, batch).token_ids)
+    assert_same(pending.result(), reference.sample(logits, batch))
