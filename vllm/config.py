@@ -51,7 +51,7 @@ class CacheConfig:
     num_blocks: int | None = None
     """Fixed number of KV cache blocks; None sizes the cache from memory."""
     memory_fraction: float | None = None
-    """Fraction of the device's free memory for the KV cache; None takes the device's default (0.4 on a CPU, 0.9 on a GPU)."""
+    """Fraction of free memory for the KV cache (None: 0.4); on a GPU, of all of it, with the weights (None: 0.9)."""
     memory_bytes: int | None = None
     """Upper bound in bytes, before the fraction; None for no bound."""
     enable_prefix_caching: bool = True

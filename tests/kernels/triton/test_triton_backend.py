@@ -12,6 +12,7 @@ from benchmarks.kernel_cases import DECODER_CASES, DecoderCase, oracle
 from tests.model_executor.driver import Driver
 from vllm.config import DeviceConfig
 from vllm.exceptions import UnsupportedError, UnsupportedSpecError, WeightError
+from vllm.kernels.triton import attention
 from vllm.kernels.triton.attention import Kind, plan
 from vllm.model_executor.backends.interface import ForwardBatch, WeightTensor
 from vllm.model_executor.backends.triton_backend import TritonBackend, _Staging, graph_rows
@@ -74,6 +75,20 @@ def test_every_kind_of_decoder(name: str) -> None:
     sequence = driver.add(tokens)
     found = np.concatenate([driver.step([(sequence, count)], rows="all") for count in (30, 1, 9)])
     near_the_oracle(case, found, tokens, "float32")
+
+
+def test_the_tiles_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes larger tiles, for speed: here with those that a card gets."""
+    monkeypatch.setattr(attention, "KEYS", 64)
+    monkeypatch.setattr(Kind, "tile_rows", property(lambda kind: 16))
+    case = DecoderCase("one layer", dataclasses.replace(BY_NAME["llama"].spec, layers=BY_NAME["llama"].spec.layers[:1]))
+    tokens = text(case)
+    driver = Driver(make(case))
+    whole = driver.add(tokens)
+    expected = driver.step([(whole, LENGTH)], rows="all")
+    near_the_oracle(case, expected, tokens, "float32")
+    whole.computed -= 1
+    np.testing.assert_array_equal(driver.step([(whole, 1)])[0], expected[-1])
 
 
 def test_kept_rows_outlive_the_next_step() -> None:
