@@ -156,7 +156,9 @@ class Backend(Protocol):
     def sample(self, hidden: Hidden, batch: SamplingBatch) -> Sampled:
         """Draw. The number of draws is unbounded (n may be 10,000 from one row): work in tiles of rows."""
 
-    def token_logprobs(self, hidden: Hidden, rows: Int32s, targets: Int32s, num_logprobs: int, mode: LogprobsMode) -> LogprobColumns:
+    def token_logprobs(
+        self, hidden: Hidden, rows: Int32s, targets: Int32s, num_logprobs: int, mode: LogprobsMode
+    ) -> LogprobColumns:
         """Log-probability of targets[i] under the logits of row rows[i], for prompt logprobs."""
 
     def close(self) -> None: ...
