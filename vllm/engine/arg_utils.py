@@ -314,9 +314,9 @@ class EngineArgs:
         if self.max_model_len in (None, -1):
             return max_position
         assert self.max_model_len is not None
-        self._require("max_model_len", self.max_model_len >= 1, f"between 1 and the model's limit, {max_position},")
+        self._require("max_model_len", self.max_model_len >= 1, f"between 1 and the model's limit, {max_position}")
         self._require(
-            "max_model_len", self.max_model_len <= max_position, f"at most the model's limit, {max_position},"
+            "max_model_len", self.max_model_len <= max_position, f"at most the model's limit, {max_position}"
         )
         return self.max_model_len
 
