@@ -314,7 +314,7 @@ def test_nobody_writes_into_a_block_that_another_prompt_has_hit():
         (lambda state: state.slots._free.append(0), "2 used \\+ 1 free"),
         (lambda state: [setattr(group, "num_live", 9) for group in state.groups], "9 live"),
         (lambda state: [setattr(group, "num_running", 9) for group in state.groups], "9 running"),
-        (lambda state: [setattr(group, "queued", None) for group in state.groups], "queued False"),
+        (lambda state: [setattr(group, "queued", None) for group in state.groups], "in the queue by None, not"),
         (lambda state: state.children.pop(3), "3 live, .* has 2 members"),
     ],
 )

@@ -49,8 +49,9 @@ def check_integrity(state: State) -> None:
         demand(group.num_running == counts[ChildState.RUNNING], f"{name}: {group.num_running} running")
         demand(group.num_drawing == counts[ChildState.DRAWING], f"{name}: {group.num_drawing} drawing")
         demand(bool(group.blocks) == (group.state != GroupState.WAITING), f"{name} has {len(group.blocks)} blocks")
-        waits = group.state != GroupState.PREFILL and group.best_key is not None
-        demand((group in queued) == waits, f"{name}: queued {group in queued}, should be {waits}")
+        key = None if group.state == GroupState.PREFILL else group.best_key
+        place = group.queued if group in queued else None
+        demand(place == key, f"{name}: stands in the queue by {place}, not {key}")
         ready = sum(child.state == ChildState.READY for _, child in group.ready)
         demand(ready == counts[ChildState.READY], f"{name}: {ready} ready ones in its heap")
         late = group.drawn and any(child.state == ChildState.PENDING and not child.waits for child in live)
