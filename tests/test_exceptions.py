@@ -10,7 +10,9 @@ import pytest
 
 from vllm import exceptions
 
-CLASSES = [value for value in vars(exceptions).values() if inspect.isclass(value) and value.__module__ == exceptions.__name__]
+CLASSES = [
+    value for value in vars(exceptions).values() if inspect.isclass(value) and value.__module__ == exceptions.__name__
+]
 
 
 def test_public_names() -> None:

@@ -17,7 +17,14 @@ MODULES = {
 
 # A package may import what stands in its own row, the plain modules, and the rows that its entry names.
 LAYERS = {
-    "vllm.entrypoints": {"vllm.v1.engine", "vllm.v1.structured_output", "vllm.v1.metrics", "vllm.engine", "vllm.tokenizers", "vllm.kernels"},
+    "vllm.entrypoints": {
+        "vllm.v1.engine",
+        "vllm.v1.structured_output",
+        "vllm.v1.metrics",
+        "vllm.engine",
+        "vllm.tokenizers",
+        "vllm.kernels",
+    },
     "vllm.entrypoints.cli.bench": {"vllm.benchmarks"},
     "vllm.benchmarks": {
         "vllm.v1.core",

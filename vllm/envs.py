@@ -84,9 +84,7 @@ _VARIABLES: dict[str, Variable] = {
         os.path.expanduser, _cache_root, "Folder for converted tokenizers and assembled models."
     ),
     "VLLM_CONFIGURE_LOGGING": Variable(_bool, lambda: True, "0 leaves the logging set-up to the program."),
-    "VLLM_CPU_ISA": Variable(
-        _isa, _none, "Force one variant of the CPU kernels: avx512bf16, avx512, avx2 or generic."
-    ),
+    "VLLM_CPU_ISA": Variable(_isa, _none, "Force one variant of the CPU kernels: avx512bf16, avx512, avx2 or generic."),
     "VLLM_CPU_KVCACHE_SPACE": Variable(_positive_float, _none, "Upper bound of the KV cache on a CPU, in GiB."),
     "VLLM_CPU_LIBRARY_DIR": Variable(str, _none, "Folder of the CPU kernels, in place of the package's own."),
     "VLLM_CPU_NUM_THREADS": Variable(_positive_int, _none, "Threads of the CPU backends; default: the usable cores."),

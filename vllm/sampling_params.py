@@ -133,7 +133,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
-    """Sampling of one request. Mutable, deep-copyable; crosses process boundaries by msgpack unless it has callables."""
+    """Sampling of one request. Mutable, deep-copyable; crosses processes by msgpack unless it has callables."""
 
     n: int = 1
     """Completions to return, ≥ 1 (the engine's max_n bounds it)."""

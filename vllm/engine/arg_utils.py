@@ -315,9 +315,7 @@ class EngineArgs:
             return max_position
         assert self.max_model_len is not None
         self._require("max_model_len", self.max_model_len >= 1, f"between 1 and the model's limit, {max_position}")
-        self._require(
-            "max_model_len", self.max_model_len <= max_position, f"at most the model's limit, {max_position}"
-        )
+        self._require("max_model_len", self.max_model_len <= max_position, f"at most the model's limit, {max_position}")
         return self.max_model_len
 
     def _max_num_batched_tokens(self, max_model_len: int) -> int:

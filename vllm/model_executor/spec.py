@@ -32,8 +32,8 @@ Activation = Literal["silu", "gelu_tanh", "gelu"]
 class RopeSpec:
     """Rotary position embedding in the half-split ("neox") layout: dimension i is rotated with i + head_dim / 2.
 
-    `inv_freq` holds the rotary_dim / 2 inverse frequencies after scaling (linear, llama3 and yarn are already applied by
-    the family file), so that no backend knows about scaling kinds. Cosine and sine are multiplied by
+    `inv_freq` holds the rotary_dim / 2 inverse frequencies after scaling (linear, llama3 and yarn are already applied
+    by the family file), so that no backend knows about scaling kinds. Cosine and sine are multiplied by
     `attention_factor` (yarn; 1.0 otherwise). Angles are position * inv_freq, computed in fp32 from fp32 `inv_freq`.
     """
 

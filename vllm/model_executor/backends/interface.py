@@ -37,8 +37,8 @@ PARTITION = 256
 class ForwardBatch:
     """One step's tokens. R rows (sequences), T tokens; the tokens of row r are query_start[r] .. query_start[r + 1].
 
-    For row r with L = seq_lens[r] and q = its query length, its tokens stand at positions L - q .. L - 1, and their K and
-    V go to cache slot block_tables[r, p // block_size] * block_size + p % block_size for position p.
+    For row r with L = seq_lens[r] and q = its query length, its tokens stand at positions L - q .. L - 1, and their K
+    and V go to cache slot block_tables[r, p // block_size] * block_size + p % block_size for position p.
     """
 
     token_ids: Int32s  # [T]
@@ -99,8 +99,8 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class LogprobColumns:
-    """Log-probabilities of E entries, flat. Entry e is token_ids[offsets[e] : offsets[e + 1]]: the entry's own token first,
-    then the most likely ones in order (ranks 1, 2, …; the own token is repeated there if it is among them).
+    """Log-probabilities of E entries, flat. Entry e is token_ids[offsets[e] : offsets[e + 1]]: the entry's own token
+    first, then the most likely ones in order (ranks 1, 2, …; the own token is repeated there if it is among them).
     An entry that asked for none is empty."""
 
     offsets: Int32s  # [E + 1]
