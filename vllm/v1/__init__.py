@@ -1,1 +1,1 @@
-"""The engine: front end (`engine`), scheduler and KV cache (`core`), what runs steps (`executor`, `worker`, `sample`)."""
+"""The engine: front end (`engine`), scheduler and KV cache (`core`), what runs a step (`executor`, `worker`, …)."""

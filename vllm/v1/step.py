@@ -2,7 +2,8 @@
 
 The scheduler gives every running sequence a *slot* (0 .. max_num_seqs - 1); the runner's persistent arrays are indexed
 by it, so nothing moves when sequences come and go. A sequence is a child, or — while a shared prompt is being computed
-— a whole prefill group standing in its leader's slot. """
+— a whole prefill group standing in its leader's slot.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class SchedulerOutput:
 
     A row draws a token when it is a decode row, that is, when samples[r] is True; a row that completes a group's
     prompt draws nothing itself: its members do, through `forks`. Order of execution: freed_slots, new_sequences,
-    block_updates, copies, forward, draws (rows in order, then forks in order, members in order). """
+    block_updates, copies, forward, draws (rows in order, then forks in order, members in order).
+    """
 
     slots: Int32s  # [R]
     num_tokens: Int32s  # [R]
