@@ -69,6 +69,18 @@ def test_a_prompt_that_comes_first_preempts_children_that_decode_in_its_step():
     assert simulation.runner.num_steps > 0
 
 
+def test_the_last_child_takes_over_the_block_that_its_group_holds_for_the_others():
+    """It runs in a copy, its sibling that wrote in the group's own block has ended, and there is no block left."""
+    simulation = Simulation(num_blocks=3, block_size=8, enable_prefix_caching=False)
+    first, second = simulation.add(prompt_of(4), n=2, max_tokens=21, ignore_eos=True)
+    for _ in range(3):
+        simulation.step()
+    simulation.abort([first])
+    finish(simulation)
+    assert len(simulation.children[second].tokens) == 21
+    assert simulation.children[second].times[3] == 0
+
+
 def preempt_in_the_next_plan(simulation: Simulation, entity: Child | PrefillGroup) -> None:
     """As if something that comes before it had needed its blocks."""
     planner = simulation.scheduler._planner
@@ -108,6 +120,19 @@ def test_a_last_draw_under_way_ends_a_child_that_was_preempted():
     preempt_in_the_next_plan(simulation, simulation.scheduler._state.children[handle])
     finish(simulation)
     assert len(simulation.steps) == 2
+
+
+def test_a_child_that_comes_back_draws_no_more_than_its_length():
+    simulation = Simulation(lag=True)
+    (handle,) = simulation.add(prompt_of(6), max_tokens=7, ignore_eos=True)
+    for _ in range(4):
+        simulation.step()
+    preempt_in_the_next_plan(simulation, simulation.scheduler._state.children[handle])
+    draws = []
+    simulation.on_step = lambda step: draws.append(int(step.samples.sum()))
+    finish(simulation)
+    assert simulation.children[handle].times[3] == 1
+    assert 4 + sum(draws) == 7
 
 
 def test_a_failure_under_way_ends_a_child_that_was_preempted():

@@ -217,6 +217,15 @@ def test_rule_16_equal_extras_do_share(extras):
     assert computed(simulation) == 10
 
 
+@pytest.mark.parametrize("extras", [{"cache_salt": "a"}, {"lora": LoRARequest(lora_name="x", lora_int_id=1)}])
+def test_rule_16_what_one_left_in_the_cache_is_not_for_another(extras):
+    simulation = Simulation()
+    for own, cached in [({}, 0), (extras, 0), (extras, 8), ({}, 8)]:
+        (handle,) = simulation.add(prompt_of(10), max_tokens=3, **own)
+        finish(simulation)
+        assert simulation.children[handle].num_cached == cached
+
+
 def test_prompts_that_only_begin_alike_share_through_the_cache():
     simulation = Simulation()
     simulation.add(prompt_of(10), max_tokens=3)
