@@ -73,6 +73,16 @@ def test_the_light_set_is_what_the_modules_import() -> None:
     assert not unused, f"{unused} are declared and imported nowhere"
 
 
+def test_every_file_of_the_package_is_in_the_wheel() -> None:
+    declared = re.search(r"^vllm = (\[.*\])", read("pyproject.toml"), re.MULTILINE)
+    assert declared is not None
+    patterns = [*ast.literal_eval(declared[1]), "py.typed"]
+    for path in (ROOT / "vllm").rglob("*"):
+        name = path.relative_to(ROOT / "vllm")
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            assert any(name.match(pattern) for pattern in patterns), f"{name} is no package data in pyproject.toml"
+
+
 def test_ci_runs_lint_and_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
