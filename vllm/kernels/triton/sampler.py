@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from vllm.model_executor.backends.interface import (
     SamplingBatch,
 )
 from vllm.v1.sample.columns import concatenate, empty_columns, offsets_of
-from vllm.v1.sample.reference import ERROR_NAN, ERROR_NONE, LOG2_E, slice_batch
+from vllm.v1.sample.reference import ERROR_NAN, ERROR_NONE, LOG2_E, edited_draws, slice_batch
 
 LogitsOf = Callable[[Int32s], Tensor]
 """Hidden rows -> logits [len(rows), V] (fp32, on the device)."""
@@ -412,21 +412,12 @@ def _columns(
 def _distributions(batch: SamplingBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """First draw of each distribution (draws that follow each other with one row and settings), and which are edited;
     an edited draw stands alone."""
-    edited = np.zeros(batch.size, np.bool_)
-    if batch.allowed is not None:
-        edited[:] = True
-    for ragged in (batch.banned, batch.bias):
-        if ragged is not None:
-            edited |= np.diff(ragged.offsets) > 0
-    if batch.penalties is not None:
-        edited |= (batch.penalties != np.array([1, 0, 0], np.float32)).any(axis=1)
-    for draw in batch.processors:
-        edited[draw] = True
+    edited = edited_draws(batch)
     same = ~(edited[1:] | edited[:-1])
     for column in (batch.rows, batch.temperature, batch.top_k, batch.top_p, batch.min_p):
         same &= column[1:] == column[:-1]
     starts = np.flatnonzero(np.r_[True, ~same])
-    return starts, cast("npt.NDArray[np.bool_]", edited[starts])
+    return starts, edited[starts]
 
 
 def _tile_ends(batch: SamplingBatch, max_rows: int) -> list[int]:

@@ -351,8 +351,8 @@ def _nucleus(mass: Float32s, top_p: float) -> npt.NDArray[np.int64]:
         count *= 8
 
 
-def _runs(batch: SamplingBatch) -> list[tuple[int, int, bool]]:
-    """(first, stop, edited): draws that may share their work; an edited one stands alone."""
+def edited_draws(batch: SamplingBatch) -> npt.NDArray[np.bool_]:
+    """[S]: the draws whose logits are changed before the distribution is made."""
     edited = np.zeros(batch.size, np.bool_)
     if batch.allowed is not None:
         edited[:] = True
@@ -363,6 +363,12 @@ def _runs(batch: SamplingBatch) -> list[tuple[int, int, bool]]:
         edited |= (batch.penalties != np.array([1, 0, 0], np.float32)).any(axis=1)
     for draw in batch.processors:
         edited[draw] = True
+    return edited
+
+
+def _runs(batch: SamplingBatch) -> list[tuple[int, int, bool]]:
+    """(first, stop, edited): draws that may share their work; an edited one stands alone."""
+    edited = edited_draws(batch)
     same = ~(edited[1:] | edited[:-1])
     for column in (batch.rows, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.num_logprobs):
         same &= column[1:] == column[:-1]
